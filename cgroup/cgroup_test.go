@@ -1,0 +1,136 @@
+package cgroup
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"vivarium/sandbox"
+)
+
+func parent(t *testing.T) *Parent {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("needs root")
+	}
+	p, err := OpenParent("/vivtest-"+strconv.Itoa(os.Getpid())+"-"+t.Name(), Limits{MemoryLimit: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// start runs sleep, born in g.
+func start(t *testing.T, g *Group, argv ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(argv[0], argv[1:]...)
+	err := g.Spawn(func(dir *os.File) error {
+		cmd.SysProcAttr = &unix.SysProcAttr{}
+		if dir != nil {
+			cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
+		}
+		return cmd.Start()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cmd
+}
+
+func TestBornInside(t *testing.T) {
+	t.Parallel()
+	p := parent(t)
+	g, err := p.New("a", Limits{CPUWeight: 100, CPULimit: 500, MemoryLimit: 64 << 20, MemoryRequest: 1 << 20, Pids: 50})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.New("a", Limits{}); !errors.Is(err, sandbox.Exists) {
+		t.Errorf("second New: %v, want exists", err)
+	}
+	cmd := start(t, g, "sleep", "60")
+	pids, err := g.Procs()
+	if err != nil || len(pids) != 1 || pids[0] != cmd.Process.Pid {
+		t.Errorf("procs %v, %v; want [%d]", pids, err, cmd.Process.Pid)
+	}
+	if own, _ := os.ReadFile("/proc/self/cgroup"); string(own) == "" || containsPath(string(own), g.Path()) {
+		t.Errorf("the daemon itself was dragged into the group:\n%s", own)
+	}
+	names, err := p.List()
+	if err != nil || len(names) != 1 || names[0] != "a" {
+		t.Errorf("list %v, %v", names, err)
+	}
+	s, err := g.Stats()
+	if err != nil || s.Memory == 0 || s.Pids != 1 {
+		t.Errorf("stats %+v, %v", s, err)
+	}
+	done := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(done) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := g.Kill(ctx); err != nil {
+		t.Error(err)
+	}
+	<-done
+	if err := g.Remove(); err != nil {
+		t.Error(err)
+	}
+	if err := g.Remove(); err != nil {
+		t.Errorf("second remove: %v", err)
+	}
+	if _, err := p.Load("a"); !errors.Is(err, sandbox.NotFound) {
+		t.Errorf("load after remove: %v", err)
+	}
+}
+
+func containsPath(procCgroup, path string) bool {
+	for i := 0; i+len(path) <= len(procCgroup); i++ {
+		if procCgroup[i:i+len(path)] == path {
+			return true
+		}
+	}
+	return false
+}
+
+func TestOOMIsCounted(t *testing.T) {
+	t.Parallel()
+	p := parent(t)
+	g, err := p.New("oom", Limits{MemoryLimit: 16 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := start(t, g, "dd", "if=/dev/zero", "of=/dev/null", "bs=64M", "count=1")
+	if err := cmd.Wait(); err == nil {
+		t.Error("64 MiB fitted into 16 MiB")
+	}
+	s, err := g.Stats()
+	if err != nil || s.OOMKills == 0 || s.PeakMemory < 8<<20 {
+		t.Errorf("stats %+v, %v", s, err)
+	}
+	if err := g.Remove(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBadNames(t *testing.T) {
+	t.Parallel()
+	p := parent(t)
+	for _, name := range []string{"", "..", ".", "a/b", "a\x00b"} {
+		if _, err := p.New(name, Limits{}); !errors.Is(err, sandbox.Invalid) {
+			t.Errorf("New(%q): %v, want invalid", name, err)
+		}
+	}
+	if _, err := OpenParent("/", Limits{}); !errors.Is(err, sandbox.Invalid) {
+		t.Errorf("OpenParent(/): %v", err)
+	}
+}

@@ -1,0 +1,267 @@
+package cgroup
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// v1 uses just the controllers that a limit or a figure of ours needs; each
+// further hierarchy costs a directory per machine.
+//
+// github.com/containerd/cgroups is not used for the groups themselves: it can
+// only move a process that already runs, and the memory a sentry takes before
+// the move stays charged to the daemon's own group.
+type v1 struct {
+	mounts []string // distinct directories of the hierarchies, in no order
+	by     map[string]string
+}
+
+var v1Controllers = []string{"memory", "cpu", "cpuacct", "pids"}
+
+func newV1() *v1 {
+	h := &v1{by: map[string]string{}}
+	seen := map[string]bool{}
+	for _, c := range v1Controllers {
+		dir := filepath.Join("/sys/fs/cgroup", c)
+		real, err := filepath.EvalSymlinks(dir) // cpu is often a link to cpu,cpuacct
+		if err != nil {
+			continue
+		}
+		h.by[c] = real
+		if !seen[real] {
+			seen[real] = true
+			h.mounts = append(h.mounts, real)
+		}
+	}
+	return h
+}
+
+func (h *v1) create(path string, l Limits) error {
+	for _, m := range h.mounts {
+		if err := os.MkdirAll(m+path, 0o755); err != nil {
+			return err
+		}
+	}
+	return h.update(path, l)
+}
+
+func (h *v1) update(path string, l Limits) error {
+	set := func(controller, file string, value int64) error {
+		m, ok := h.by[controller]
+		if !ok {
+			return fmt.Errorf("controller %s is not mounted: %w", controller, fs.ErrNotExist)
+		}
+		return writeFile(m+path, file, strconv.FormatInt(value, 10))
+	}
+	if l.CPUWeight > 0 {
+		if err := set("cpu", "cpu.shares", shares(l.CPUWeight)); err != nil {
+			return err
+		}
+	}
+	if l.CPULimit > 0 {
+		// a kernel without CONFIG_CFS_BANDWIDTH has no quota: fail, do not run
+		// without the limit that was asked for
+		if err := set("cpu", "cpu.cfs_period_us", period.Microseconds()); err != nil {
+			return err
+		}
+		if err := set("cpu", "cpu.cfs_quota_us", quota(l.CPULimit)); err != nil {
+			return err
+		}
+	}
+	if l.MemoryLimit > 0 {
+		if err := set("memory", "memory.limit_in_bytes", l.MemoryLimit); err != nil {
+			return err
+		}
+		// swap would let a sandbox grow past its limit; the file exists only
+		// with swap accounting, without which there is nothing to bound
+		if err := set("memory", "memory.memsw.limit_in_bytes", l.MemoryLimit); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if l.MemoryRequest > 0 {
+		if err := set("memory", "memory.soft_limit_in_bytes", l.MemoryRequest); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if l.Pids > 0 {
+		if err := set("pids", "pids.max", l.Pids); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *v1) exists(path string) bool {
+	for _, m := range h.mounts {
+		if _, err := os.Stat(m + path); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+func (h *v1) children(path string) ([]string, error) {
+	seen := map[string]bool{}
+	var names []string
+	for _, m := range h.mounts {
+		sub, err := subdirs(m + path)
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range sub {
+			if !seen[n] {
+				seen[n] = true
+				names = append(names, n)
+			}
+		}
+	}
+	return names, nil
+}
+
+func subdirs(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+func (h *v1) procs(path string) ([]int, error) {
+	m, ok := h.by["memory"]
+	if !ok && len(h.mounts) > 0 {
+		m = h.mounts[0]
+	}
+	return readPids(filepath.Join(m+path, "cgroup.procs"))
+}
+
+func readPids(file string) ([]int, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var pids []int
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		pid, err := strconv.Atoi(s.Text())
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", file, err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids, s.Err()
+}
+
+func (h *v1) stats(path string) (Stats, error) {
+	var s Stats
+	var err error
+	get := func(controller, file string) int64 {
+		m, ok := h.by[controller]
+		if !ok || err != nil {
+			return 0
+		}
+		var n int64
+		n, err = readInt(filepath.Join(m+path, file))
+		return n
+	}
+	s.Memory = get("memory", "memory.usage_in_bytes")
+	s.PeakMemory = get("memory", "memory.max_usage_in_bytes")
+	s.CPU = time.Duration(get("cpuacct", "cpuacct.usage"))
+	s.Pids = get("pids", "pids.current")
+	if err != nil {
+		return s, err
+	}
+	kv, err := readKV(filepath.Join(h.by["memory"]+path, "memory.oom_control"))
+	if err != nil {
+		return s, err
+	}
+	s.OOMKills = kv["oom_kill"]
+	return s, nil
+}
+
+func readInt(file string) (int64, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", file, err)
+	}
+	return n, nil
+}
+
+// readKV reads a file of "key number" lines.
+func readKV(file string) (map[string]int64, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	kv := map[string]int64{}
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		if len(f) != 2 {
+			continue
+		}
+		if n, err := strconv.ParseInt(f[1], 10, 64); err == nil {
+			kv[f[0]] = n
+		}
+	}
+	return kv, nil
+}
+
+func (h *v1) remove(path string) error {
+	var first error
+	for _, m := range h.mounts {
+		if err := unix.Rmdir(m + path); err != nil && err != unix.ENOENT && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// spawn moves this one thread into the group, so that children are born there,
+// and lets the thread end with the goroutine: moving the whole process, as
+// cgroup.procs would, would drag the daemon into the sandbox's limits, and
+// concurrent creates would start sentries in each other's groups.
+func (h *v1) spawn(path string, fn func(dir *os.File) error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread is thrown away
+		tid := strconv.Itoa(unix.Gettid())
+		for _, m := range h.mounts {
+			if err := writeFile(m+path, "tasks", tid); err != nil {
+				done <- kinded("enter cgroup "+path, err)
+				return
+			}
+		}
+		err := fn(nil)
+		// leave before the thread ends, which the runtime may delay
+		for _, m := range h.mounts {
+			if merr := writeFile(m, "tasks", tid); merr != nil && err == nil {
+				err = kinded("leave cgroup "+path, merr)
+			}
+		}
+		done <- err
+	}()
+	return <-done
+}
