@@ -1,0 +1,171 @@
+package network
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"regexp"
+
+	"vivarium/sandbox"
+)
+
+// Bounds on what an operator may configure; they keep every nftables batch and
+// routing table small.
+const (
+	maxGrants = 256
+	maxPorts  = 64
+	maxDeny   = 256
+)
+
+// Grant opens a range that policy public otherwise denies, for all sandboxes
+// with that policy. A grant opens an address of the host itself only when it
+// names exactly that address (a /32).
+type Grant struct {
+	Prefix netip.Prefix
+	Ports  []uint16 // TCP and UDP destination ports; empty means every port, and ICMP echo
+}
+
+// Options says how a Network is set up.
+type Options struct {
+	// Dir holds the network's state; slots live in Dir/net/slots. It must be on
+	// a filesystem in which bind mounts may be made. Required.
+	Dir string
+	// Instance tells several daemons on one host apart: 1 to 6 of a-z, 0-9.
+	// Required.
+	Instance string
+	// HostNetns is the path of the network namespace that is the host. Empty
+	// means the caller's own.
+	HostNetns string
+	// Subnet holds the slots' addresses, /27 or larger. Zero means a free /18
+	// of 10.192.0.0/10. It is kept for the life of Dir.
+	Subnet netip.Prefix
+	// Pool is how many slots are kept ready.
+	Pool int
+	// Grants are the denied ranges that policy public may reach after all.
+	Grants []Grant
+	// Deny are further ranges that nothing may reach. It wins over Grants.
+	Deny []netip.Prefix
+	// Upstream are the resolvers that the DNS server asks, from the host's
+	// network namespace. Empty means those of ResolvConf, read again on change.
+	Upstream []netip.AddrPort
+	// ResolvConf is read when Upstream is empty. Empty means /etc/resolv.conf.
+	ResolvConf string
+	// MaxConns bounds the tracked flows of one slot, so that a sandbox cannot
+	// fill the host's connection table. Zero means 4096.
+	MaxConns uint32
+	// DNSRate is how many DNS queries a slot may make per second, with a burst
+	// of twice that. Zero means 200.
+	DNSRate int
+	// Logger receives what happens in the background. Nil discards it.
+	Logger *slog.Logger
+}
+
+var instanceRE = regexp.MustCompile(`^[a-z0-9]{1,6}$`)
+
+// check validates o and fills defaults in.
+func (o *Options) check() error {
+	if o.Dir == "" {
+		return sandbox.Invalid.Errorf("network: no directory given")
+	}
+	if !instanceRE.MatchString(o.Instance) {
+		return sandbox.Invalid.Errorf("network: instance %q: want 1 to 6 characters of a-z and 0-9", o.Instance)
+	}
+	if o.Subnet.IsValid() {
+		if !o.Subnet.Addr().Is4() || o.Subnet.Bits() > 27 || o.Subnet.Bits() < 10 || o.Subnet != o.Subnet.Masked() {
+			return sandbox.Invalid.Errorf("network: subnet %s: want an IPv4 network between /10 and /27", o.Subnet)
+		}
+		if !containedIn(special, o.Subnet) {
+			return sandbox.Invalid.Errorf("network: subnet %s is not in a private range", o.Subnet)
+		}
+	}
+	if o.Pool < 0 || o.Pool > 4096 {
+		return sandbox.Invalid.Errorf("network: pool of %d slots: want 0 to 4096", o.Pool)
+	}
+	if len(o.Grants) > maxGrants {
+		return sandbox.Invalid.Errorf("network: %d grants: at most %d", len(o.Grants), maxGrants)
+	}
+	for _, g := range o.Grants {
+		if err := g.check(); err != nil {
+			return err
+		}
+	}
+	if len(o.Deny) > maxDeny {
+		return sandbox.Invalid.Errorf("network: %d denied ranges: at most %d", len(o.Deny), maxDeny)
+	}
+	for _, p := range o.Deny {
+		if !p.IsValid() || !p.Addr().Is4() || p != p.Masked() {
+			return sandbox.Invalid.Errorf("network: denied range %s: want an IPv4 network address and length", p)
+		}
+	}
+	if o.ResolvConf == "" {
+		o.ResolvConf = "/etc/resolv.conf"
+	}
+	if o.MaxConns == 0 {
+		o.MaxConns = 4096
+	}
+	if o.DNSRate == 0 {
+		o.DNSRate = 200
+	}
+	if o.DNSRate < 0 {
+		return sandbox.Invalid.Errorf("network: DNS rate %d is negative", o.DNSRate)
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+func (g Grant) check() error {
+	p := g.Prefix
+	if !p.IsValid() || !p.Addr().Is4() || p != p.Masked() {
+		return sandbox.Invalid.Errorf("network: grant %s: want an IPv4 network address and length", p)
+	}
+	for _, u := range ungrantable {
+		if u.Overlaps(p) {
+			return sandbox.Invalid.Errorf("network: grant %s overlaps %s, which cannot be granted", p, u)
+		}
+	}
+	if len(g.Ports) > maxPorts {
+		return sandbox.Invalid.Errorf("network: grant %s: %d ports: at most %d", p, len(g.Ports), maxPorts)
+	}
+	for _, port := range g.Ports {
+		if port == 0 {
+			return sandbox.Invalid.Errorf("network: grant %s: port 0", p)
+		}
+	}
+	return nil
+}
+
+func (g Grant) String() string {
+	if len(g.Ports) == 0 {
+		return g.Prefix.String()
+	}
+	return fmt.Sprintf("%s ports %v", g.Prefix, g.Ports)
+}
+
+func containedIn(ps []netip.Prefix, p netip.Prefix) bool {
+	for _, q := range ps {
+		if q.Bits() <= p.Bits() && q.Contains(p.Addr()) {
+			return true
+		}
+	}
+	return false
+}
+
+// allows says whether policy public may reach a: a public address, or one that
+// is granted on some port.
+func (o *Options) allows(a netip.Addr) bool {
+	a = a.Unmap()
+	if !a.Is4() || inAny(o.Deny, a) {
+		return false
+	}
+	if !inAny(special, a) {
+		return true
+	}
+	for _, g := range o.Grants {
+		if g.Prefix.Contains(a) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,409 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"vivarium/sandbox"
+)
+
+// AcquireOptions says for whom a slot is and what it may reach.
+type AcquireOptions struct {
+	Owner  string // not empty; Reconcile compares it
+	Policy Policy
+}
+
+// Acquire hands out a slot from the pool, or makes one when the pool is empty,
+// with the policy in force. When the policy cannot be installed the slot is
+// destroyed and an error returned: there is never a slot with less than its
+// policy. Errors: Invalid, Exhausted (no address left), Unavailable (closed),
+// Internal.
+func (n *Network) Acquire(ctx context.Context, o AcquireOptions) (*Slot, error) {
+	if o.Owner == "" {
+		return nil, sandbox.Invalid.Errorf("network: slot without owner")
+	}
+	if err := o.Policy.check(); err != nil {
+		return nil, err
+	}
+	if err := n.enter(); err != nil {
+		return nil, err
+	}
+	defer n.ops.Done()
+	s, err := n.takeSlot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	s.Owner = o.Owner
+	n.mu.Unlock()
+	if err := n.change(s, o.Policy); err != nil {
+		n.discard(s)
+		return nil, sandbox.Internal.Errorf("acquire slot: %w", err)
+	}
+	out := n.export(s)
+	n.letGo(s)
+	return out, nil
+}
+
+// takeSlot returns a busy slot that belongs to nobody.
+func (n *Network) takeSlot(ctx context.Context) (*slot, error) {
+	n.mu.Lock()
+	if k := len(n.pool); k > 0 {
+		s := n.pool[k-1]
+		n.pool = n.pool[:k-1]
+		s.busy = true
+		n.mu.Unlock()
+		n.wakeUp()
+		return s, nil
+	}
+	n.mu.Unlock()
+	n.wakeUp()
+	if err := ctx.Err(); err != nil {
+		return nil, sandbox.Timeout.Errorf("acquire slot: %w", err)
+	}
+	return n.grow(true)
+}
+
+// grow makes a slot and registers it.
+func (n *Network) grow(busy bool) (*slot, error) {
+	n.mu.Lock()
+	i, ok := n.freeNumber()
+	n.mu.Unlock()
+	if !ok {
+		return nil, sandbox.Exhausted.Errorf("network: all %d slots of %s are in use", n.maxSlots(), n.subnet).
+			WithHint("remove sandboxes, or configure a larger subnet")
+	}
+	n.rules.RLock()
+	defer n.rules.RUnlock()
+	s, err := n.makeSlot(i)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err != nil {
+		delete(n.used, i)
+		return nil, sandbox.Internal.Errorf("%w", err)
+	}
+	s.busy = busy
+	n.slots[s.ID] = s
+	if !busy {
+		n.pool = append(n.pool, s)
+	}
+	return s, nil
+}
+
+// freeNumber takes the next number round the subnet, so that an address rests
+// as long as possible before somebody else has it. The caller holds mu.
+func (n *Network) freeNumber() (uint32, bool) {
+	m := n.maxSlots()
+	for range m {
+		i := n.next % m
+		n.next = i + 1
+		if !n.used[i] {
+			n.used[i] = true
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// change puts policy p in force for a busy slot: kernel, record and DNS. On
+// error the slot may be in any state that is not more open than before.
+func (n *Network) change(s *slot, p Policy) error {
+	n.rules.RLock()
+	defer n.rules.RUnlock()
+	n.dns.set(s.addr, s.dns, None)
+	set := func(p Policy) error {
+		n.mu.Lock()
+		s.Policy = p
+		n.mu.Unlock()
+		return s.saveMeta()
+	}
+	// The record is never more open than the kernel: a daemon that dies in
+	// between comes back to the narrower of the two.
+	if err := set(Policy{Mode: None}); err != nil {
+		return fmt.Errorf("save slot: %w", err)
+	}
+	if err := n.install(s, p.Mode); err != nil {
+		return fmt.Errorf("install policy: %w", err)
+	}
+	if p.Mode != None {
+		if err := set(p); err != nil {
+			return fmt.Errorf("save slot: %w", err)
+		}
+	}
+	n.dns.set(s.addr, s.dns, p.Mode)
+	return nil
+}
+
+// install changes the kernel's rules for s in one transaction. What is added
+// may be there already and what is removed is added first, so that the outcome
+// does not depend on what was before; only a missing table is an error.
+func (n *Network) install(s *slot, m Mode) error {
+	return n.router.do(func() error {
+		if !m.opens() {
+			if err := setSysctl("ipv4/conf/"+s.veth+"/forwarding", "0"); err != nil {
+				return err
+			}
+		}
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		for _, e := range []struct {
+			set   *nftables.Set
+			elems []nftables.SetElement
+		}{{setOpen(), openKey(s)}, {mapPolicy(), policyEntry(s, Public)}} {
+			if err := c.SetAddElements(e.set, e.elems); err != nil {
+				return err
+			}
+			if m.opens() {
+				continue
+			}
+			if err := c.SetDeleteElements(e.set, e.elems); err != nil {
+				return err
+			}
+		}
+		if err := c.Flush(); err != nil {
+			return err
+		}
+		if m.opens() {
+			return setSysctl("ipv4/conf/"+s.veth+"/forwarding", "1")
+		}
+		return nil
+	})
+}
+
+// SetPolicy replaces the policy of a slot. It is in force for every packet
+// after the return, those of open flows included. When it cannot be installed
+// the slot is closed as far as the kernel allows, and an error returned.
+// Errors: Invalid, NotFound, Conflict (another change of the slot is under
+// way), Internal.
+func (n *Network) SetPolicy(ctx context.Context, slotID string, p Policy) (Applied, error) {
+	if err := p.check(); err != nil {
+		return Applied{}, err
+	}
+	if err := n.enter(); err != nil {
+		return Applied{}, err
+	}
+	defer n.ops.Done()
+	s, err := n.hold(slotID)
+	if err != nil {
+		return Applied{}, err
+	}
+	defer n.letGo(s)
+	if err := n.change(s, p); err != nil {
+		if cerr := n.change(s, Policy{Mode: None}); cerr != nil {
+			err = errors.Join(err, cerr)
+		}
+		return Applied{}, sandbox.Internal.Errorf("set policy of slot %s: %w", slotID, err)
+	}
+	return n.applied(p), nil
+}
+
+// hold marks a slot busy.
+func (n *Network) hold(id string) (*slot, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s := n.slots[id]
+	if s == nil || s.Owner == "" && !s.busy {
+		return nil, sandbox.NotFound.Errorf("network: no slot %q", id)
+	}
+	if s.busy {
+		return nil, sandbox.Conflict.Errorf("network: slot %s is being changed", id)
+	}
+	s.busy = true
+	return s, nil
+}
+
+func (n *Network) letGo(s *slot) {
+	n.mu.Lock()
+	s.busy = false
+	n.mu.Unlock()
+}
+
+// Release closes a slot at once and destroys it in the background; it is never
+// handed out again, and its address only after the host's and the router's
+// connection tracking have forgotten it. An unknown slot is no error.
+// Errors: Conflict, Internal.
+func (n *Network) Release(ctx context.Context, slotID string) error {
+	if err := n.enter(); err != nil {
+		return err
+	}
+	defer n.ops.Done()
+	s, err := n.hold(slotID)
+	if errors.Is(err, sandbox.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	n.discard(s)
+	return nil
+}
+
+// discard closes a busy slot and queues it for destruction.
+func (n *Network) discard(s *slot) {
+	n.dns.drop(s.addr)
+	// Without its record the slot is an orphan to whoever opens next.
+	if err := os.Remove(filepath.Join(s.dir, metaFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		n.log.Warn("remove slot record", "slot", s.ID, "err", err)
+	}
+	if err := n.closeSlot(s); err != nil {
+		// The interface goes next, which closes it for good.
+		n.log.Warn("close slot", "slot", s.ID, "err", err)
+	}
+	n.mu.Lock()
+	delete(n.slots, s.ID)
+	n.dead = append(n.dead, s)
+	n.mu.Unlock()
+	n.wakeUp()
+}
+
+// Reconcile releases every slot that is in use but not by the owner named in
+// live, and returns those ids of live that do not exist or have another owner:
+// their sandboxes have no network any more. The pool is not touched. It belongs
+// between Open and the first Acquire.
+func (n *Network) Reconcile(ctx context.Context, live map[string]string) (lost []string, err error) {
+	var stale []string
+	n.mu.Lock()
+	for id, owner := range live {
+		if s := n.slots[id]; s == nil || s.Owner != owner || owner == "" {
+			lost = append(lost, id)
+		}
+	}
+	for id, s := range n.slots {
+		if s.Owner != "" && live[id] != s.Owner {
+			stale = append(stale, id)
+		}
+	}
+	n.mu.Unlock()
+	var errs []error
+	for _, id := range stale {
+		if err := n.Release(ctx, id); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return lost, errors.Join(errs...)
+}
+
+func (n *Network) wakeUp() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// tend is the background worker: it destroys released slots, refills the pool
+// and looks after the host, one thing at a time.
+func (n *Network) tend() {
+	defer close(n.tended)
+	tick := time.NewTicker(tendEvery)
+	defer tick.Stop()
+	backoff := time.Duration(0)
+	var again <-chan time.Time
+	for {
+		select {
+		case <-n.ctx.Done():
+			return
+		case <-tick.C:
+			if err := n.refresh(); err != nil && n.ctx.Err() == nil {
+				n.log.Error("check network", "err", err)
+			}
+		case <-n.wake:
+		case <-again:
+			again = nil
+		}
+		n.bury()
+		if again != nil {
+			continue // still backing off
+		}
+		if err := n.refill(); err != nil && n.ctx.Err() == nil {
+			backoff = min(max(2*backoff, 100*time.Millisecond), 30*time.Second)
+			again = time.After(backoff)
+			n.log.Error("refill pool", "err", err, "retry", backoff)
+		} else {
+			backoff = 0
+		}
+	}
+}
+
+// refill makes slots until the pool is full or something else needs doing.
+func (n *Network) refill() error {
+	for n.ctx.Err() == nil {
+		n.mu.Lock()
+		need, dead := n.opts.Pool-len(n.pool), len(n.dead)
+		n.mu.Unlock()
+		if need <= 0 {
+			return nil
+		}
+		if dead > 0 {
+			n.bury()
+		}
+		if _, err := n.grow(false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bury destroys the slots released so far, then forgets their flows in one
+// sweep, and only then gives their numbers back.
+func (n *Network) bury() {
+	n.mu.Lock()
+	dead := n.dead
+	n.dead = nil
+	n.mu.Unlock()
+	if len(dead) == 0 {
+		return
+	}
+	gone := map[netip.Addr]bool{}
+	for _, s := range dead {
+		if err := n.unmakeSlot(s); err != nil {
+			// Its number stays taken; the next Open tries again.
+			n.log.Error("destroy slot", "slot", s.ID, "err", err)
+			continue
+		}
+		gone[s.addr] = true
+	}
+	if err := n.forgetFlows(gone); err != nil {
+		n.log.Error("forget flows", "err", err)
+	}
+	n.mu.Lock()
+	for _, s := range dead {
+		if gone[s.addr] {
+			delete(n.used, s.N)
+		}
+	}
+	n.mu.Unlock()
+}
+
+// flowsOf matches the connection-tracking entries of a set of addresses.
+type flowsOf map[netip.Addr]bool
+
+func (m flowsOf) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+	a, _ := netip.AddrFromSlice(f.Forward.SrcIP.To4())
+	b, _ := netip.AddrFromSlice(f.Reverse.SrcIP.To4())
+	return m[a] || m[b]
+}
+
+func (n *Network) forgetFlows(addrs map[netip.Addr]bool) error {
+	if len(addrs) == 0 {
+		return nil
+	}
+	var errs []error
+	for _, t := range []*nsThread{n.router, n.host} {
+		_, err := t.h.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, flowsOf(addrs))
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

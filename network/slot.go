@@ -1,0 +1,312 @@
+package network
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Slot is one sandbox's network.
+type Slot struct {
+	// ID is unique for the life of Dir, never used again.
+	ID string
+	// NetnsPath is the bind mount of the slot's network namespace. It holds an
+	// up loopback and eth0 with Addr/Bits, a default route via Gateway, and a
+	// permanent neighbour entry for Gateway.
+	NetnsPath string
+	Addr      netip.Addr
+	Bits      int
+	Gateway   netip.Addr
+	// DNS is the only resolver that answers.
+	DNS netip.Addr
+	// MAC is eth0's address.
+	MAC net.HardwareAddr
+	// HostVeth is the other end of eth0, in the router namespace.
+	HostVeth string
+	// MTU of eth0 in bytes.
+	MTU int
+	// Applied is the policy in force when the slot was handed out.
+	Applied Applied
+}
+
+// slotMeta is what a slot's directory keeps; the rest is derived from N or read
+// from the kernel. Its presence says that the slot was made completely.
+type slotMeta struct {
+	ID     string `json:"id"`
+	N      uint32 `json:"n"`
+	Owner  string `json:"owner,omitempty"` // empty: in the pool
+	Policy Policy `json:"policy"`
+}
+
+type slot struct {
+	slotMeta
+	dir  string
+	veth string
+	addr netip.Addr
+	gw   netip.Addr
+	dns  *dnsClient
+	busy bool // a policy change or release is under way; guarded by Network.mu
+}
+
+const (
+	netnsFile = "netns"
+	metaFile  = "meta.json"
+	// firstSlot is the offset of the first slot's pair of addresses.
+	firstSlot = 8
+)
+
+func (n *Network) maxSlots() uint32 { return (uint32(1)<<(32-n.subnet.Bits()) - firstSlot) / 2 }
+
+func (n *Network) slotsDir() string { return filepath.Join(n.dir, "slots") }
+
+func (n *Network) vethName(i uint32) string {
+	return "v" + n.opts.Instance + "-" + strconv.FormatUint(uint64(i), 10)
+}
+
+func (n *Network) newSlot(m slotMeta) *slot {
+	s := &slot{slotMeta: m, dir: filepath.Join(n.slotsDir(), m.ID), veth: n.vethName(m.N)}
+	s.gw, s.addr = n.addr(firstSlot+2*m.N), n.addr(firstSlot+2*m.N+1)
+	s.dns = newDNSClient(n.opts.DNSRate)
+	return s
+}
+
+// macs are locally administered and derived from the address: the slot's end
+// and the router's.
+func (s *slot) macs() (inside, router net.HardwareAddr) {
+	b := s.addr.As4()
+	return net.HardwareAddr{0x02, 0x76, b[0], b[1], b[2], b[3]}, net.HardwareAddr{0x06, 0x76, b[0], b[1], b[2], b[3]}
+}
+
+func (s *slot) netns() string { return filepath.Join(s.dir, netnsFile) }
+
+func (n *Network) export(s *slot) *Slot {
+	in, _ := s.macs()
+	return &Slot{ID: s.ID, NetnsPath: s.netns(), Addr: s.addr, Bits: 31, Gateway: s.gw, DNS: n.dnsAddr(),
+		MAC: in, HostVeth: s.veth, MTU: n.mtu, Applied: n.applied(s.Policy)}
+}
+
+// saveMeta replaces the slot's record. No fsync: a crash of the host takes the
+// kernel's side of the slot away as well.
+func (s *slot) saveMeta() error {
+	b, err := json.Marshal(s.slotMeta)
+	if err != nil {
+		return err
+	}
+	tmp := filepath.Join(s.dir, metaFile+".tmp")
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, filepath.Join(s.dir, metaFile))
+}
+
+// makeSlot makes slot number i, closed. On error nothing is left of it.
+func (n *Network) makeSlot(i uint32) (s *slot, err error) {
+	var r [4]byte
+	rand.Read(r[:])
+	s = n.newSlot(slotMeta{ID: fmt.Sprintf("s%d-%s", i, hex.EncodeToString(r[:])), N: i, Policy: Policy{Mode: None}})
+	if err := os.Mkdir(s.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make slot directory: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			n.unmakeSlot(s)
+		}
+	}()
+	err = newNetns(s.netns(), func(ns *os.File) error { return n.wireSlot(s, ns) })
+	if err != nil {
+		return nil, fmt.Errorf("make slot: %w", err)
+	}
+	err = n.router.nft(func(c *nftables.Conn) error { return c.SetAddElements(setSlots(), slotKey(s)) })
+	if err != nil {
+		return nil, fmt.Errorf("register slot: %w", err)
+	}
+	if err := s.saveMeta(); err != nil {
+		return nil, fmt.Errorf("save slot: %w", err)
+	}
+	return s, nil
+}
+
+// wireSlot runs on a thread inside the new namespace.
+func (n *Network) wireSlot(s *slot, ns *os.File) error {
+	in, out := s.macs()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = s.veth, n.mtu, out
+	rh := n.router.h
+	err := rh.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerHardwareAddr: in, PeerNamespace: netlink.NsFd(ns.Fd())})
+	if err != nil {
+		return fmt.Errorf("make veth: %w", err)
+	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+	rl, err := rh.LinkByName(s.veth)
+	if err != nil {
+		return fmt.Errorf("find veth: %w", err)
+	}
+	eth0, err := h.LinkByName("eth0")
+	if err != nil {
+		return fmt.Errorf("find eth0: %w", err)
+	}
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find loopback: %w", err)
+	}
+	pair := func(a netip.Addr) *netlink.Addr { return &netlink.Addr{IPNet: ipNet31(a)} }
+	neigh := func(index int, a netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
+		return &netlink.Neigh{LinkIndex: index, Family: unix.AF_INET, State: unix.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: mac}
+	}
+	for _, step := range []struct {
+		what string
+		do   func() error
+	}{
+		{"bring loopback up", func() error { return h.LinkSetUp(lo) }},
+		{"set router address", func() error { return rh.AddrAdd(rl, pair(s.gw)) }},
+		{"bring veth up", func() error { return rh.LinkSetUp(rl) }},
+		// Permanent entries: nobody has to ask, and no answer can change them.
+		{"set router neighbour", func() error { return rh.NeighSet(neigh(rl.Attrs().Index, s.addr, in)) }},
+		{"set address", func() error { return h.AddrAdd(eth0, pair(s.addr)) }},
+		{"bring eth0 up", func() error { return h.LinkSetUp(eth0) }},
+		{"set neighbour", func() error { return h.NeighSet(neigh(eth0.Attrs().Index, s.gw, out)) }},
+		{"set default route", func() error {
+			return h.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Gw: s.gw.AsSlice()})
+		}},
+	} {
+		if err := step.do(); err != nil {
+			return fmt.Errorf("%s: %w", step.what, err)
+		}
+	}
+	return nil
+}
+
+func ipNet31(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(31, 32)}
+}
+
+// closeSlot takes every permission of s away in one transaction, also when
+// some were never given: each element is added first so that its removal
+// cannot fail.
+func (n *Network) closeSlot(s *slot) error {
+	return n.router.nft(func(c *nftables.Conn) error {
+		for _, e := range []struct {
+			set   *nftables.Set
+			elems []nftables.SetElement
+		}{{setSlots(), slotKey(s)}, {setOpen(), openKey(s)}, {mapPolicy(), policyEntry(s, Public)}} {
+			if err := c.SetAddElements(e.set, e.elems); err != nil {
+				return err
+			}
+			if err := c.SetDeleteElements(e.set, e.elems); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// unmakeSlot removes every trace of s from kernel and disk, except entries in
+// connection tracking. Parts that are missing are no error.
+func (n *Network) unmakeSlot(s *slot) error {
+	var errs []error
+	if err := os.Remove(filepath.Join(s.dir, metaFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	if err := n.closeSlot(s); err != nil {
+		errs = append(errs, fmt.Errorf("close slot: %w", err))
+	}
+	if l, err := n.router.h.LinkByName(s.veth); err == nil {
+		if err := n.router.h.LinkDel(l); err != nil && !isNotFound(err) {
+			errs = append(errs, fmt.Errorf("remove veth: %w", err))
+		}
+	} else if !isNotFound(err) {
+		errs = append(errs, fmt.Errorf("find veth: %w", err))
+	}
+	if err := dropSlotDir(s.dir); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func dropSlotDir(dir string) error {
+	if err := dropNetns(filepath.Join(dir, netnsFile)); err != nil {
+		return err
+	}
+	for _, f := range []string{metaFile, metaFile + ".tmp"} {
+		if err := os.Remove(filepath.Join(dir, f)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// loadSlots reads the slots that were made completely and still stand, and
+// removes what remains of others. It runs before anything else uses n.
+func (n *Network) loadSlots() error {
+	entries, err := os.ReadDir(n.slotsDir())
+	if err != nil {
+		return fmt.Errorf("list slots: %w", err)
+	}
+	links, err := n.router.h.LinkList()
+	if err != nil {
+		return fmt.Errorf("list router links: %w", err)
+	}
+	stray := map[string]netlink.Link{}
+	for _, l := range links {
+		if strings.HasPrefix(l.Attrs().Name, "v"+n.opts.Instance+"-") {
+			stray[l.Attrs().Name] = l
+		}
+	}
+	for _, e := range entries {
+		dir := filepath.Join(n.slotsDir(), e.Name())
+		s := n.loadSlot(dir, e.Name())
+		if s == nil || stray[s.veth] == nil {
+			if err := dropSlotDir(dir); err != nil {
+				return fmt.Errorf("remove half-made slot: %w", err)
+			}
+			continue
+		}
+		delete(stray, s.veth)
+		n.slots[s.ID] = s
+		n.used[s.N] = true
+		n.next = max(n.next, s.N+1)
+	}
+	for _, l := range stray {
+		if err := n.router.h.LinkDel(l); err != nil && !isNotFound(err) {
+			return fmt.Errorf("remove stray interface: %w", err)
+		}
+	}
+	return nil
+}
+
+// loadSlot returns nil for what is not a whole slot.
+func (n *Network) loadSlot(dir, name string) *slot {
+	b, err := os.ReadFile(filepath.Join(dir, metaFile))
+	if err != nil {
+		return nil
+	}
+	var m slotMeta
+	if json.Unmarshal(b, &m) != nil || m.ID != name || m.N >= n.maxSlots() || n.used[m.N] || m.Policy.check() != nil {
+		return nil
+	}
+	ns, err := nsFile(filepath.Join(dir, netnsFile))
+	if err != nil {
+		return nil
+	}
+	ns.Close()
+	return n.newSlot(m)
+}
