@@ -1,0 +1,147 @@
+package agent
+
+import (
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"vivarium/guest/wire"
+)
+
+// conn is a connection from the host: a socket in the runtime's poller, without
+// package net.
+type conn struct {
+	f   *os.File
+	raw syscall.RawConn
+	r   *wire.Reader
+	wmu sync.Mutex // one frame at a time
+}
+
+func newConn(fd int) (*conn, error) {
+	f := os.NewFile(uintptr(fd), "conn")
+	raw, err := f.SyscallConn()
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return &conn{f: f, raw: raw}, nil
+}
+
+// frame sends one frame whose payload fill appends.
+func (c *conn) frame(t wire.Type, fill func([]byte) []byte) error {
+	b := bufs.Get().(*[]byte)
+	defer bufs.Put(b)
+	*b = wire.AppendFrame((*b)[:0], t, fill)
+	return c.send(*b, nil)
+}
+
+var bufs = sync.Pool{New: func() any { b := make([]byte, 0, 512); return &b }}
+
+func (c *conn) fail(err error) error {
+	return c.frame(wire.TError, func(b []byte) []byte { return wire.AppendError(b, err) })
+}
+
+// send writes head and body as one, without joining them.
+func (c *conn) send(head, body []byte) error {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if len(body) == 0 {
+		_, err := c.f.Write(head)
+		return err
+	}
+	var err error
+	werr := c.raw.Write(func(fd uintptr) bool {
+		for len(head)+len(body) > 0 {
+			var n int
+			if len(head) > 0 {
+				n, err = unix.Writev(int(fd), [][]byte{head, body})
+			} else {
+				n, err = unix.Write(int(fd), body)
+			}
+			switch err {
+			case nil:
+				h := min(n, len(head))
+				head, body = head[h:], body[n-h:]
+			case unix.EINTR:
+			case unix.EAGAIN:
+				err = nil
+				return false
+			default:
+				return true
+			}
+		}
+		return true
+	})
+	if werr != nil {
+		return werr
+	}
+	return err
+}
+
+func (c *conn) deadline(d time.Duration) {
+	if d == 0 {
+		c.f.SetDeadline(time.Time{})
+		return
+	}
+	c.f.SetDeadline(time.Now().Add(d))
+}
+
+func (c *conn) close() { c.f.Close() }
+
+// listener accepts connections from a listening socket.
+type listener struct {
+	f   *os.File
+	raw syscall.RawConn
+}
+
+func listen(port int) (*listener, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	err = unix.Bind(fd, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
+	if err == nil {
+		err = unix.Listen(fd, 256)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, os.NewSyscallError("listen", err)
+	}
+	return newListener(fd)
+}
+
+func newListener(fd int) (*listener, error) {
+	unix.CloseOnExec(fd)
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "listener")
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	return &listener{f: f, raw: raw}, nil
+}
+
+func (l *listener) accept() (fd int, err error) {
+	rerr := l.raw.Read(func(lfd uintptr) bool {
+		for {
+			fd, _, err = unix.Accept4(int(lfd), unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+			switch err {
+			case unix.EINTR, unix.ECONNABORTED:
+				continue
+			case unix.EAGAIN:
+				return false
+			}
+			return true
+		}
+	})
+	if rerr != nil {
+		return -1, rerr
+	}
+	return fd, err
+}

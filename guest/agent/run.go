@@ -1,0 +1,103 @@
+package agent
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"vivarium/guest/wire"
+)
+
+// The environment of process 1.
+const (
+	EnvPort  = "VIV_GUEST_PORT"  // TCP port on 127.0.0.1 to listen on
+	EnvFD    = "VIV_GUEST_FD"    // instead: an inherited listening socket
+	EnvKey   = "VIV_GUEST_KEY"   // the sandbox's key in hexadecimal
+	EnvSetup = "VIV_GUEST_SETUP" // what to write before the first exec; see wire.Setup
+)
+
+// Main runs the guest until its listener fails. It takes its configuration
+// from the environment and removes it there.
+func Main() error {
+	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // the key is in memory and in /proc/self/environ
+	key, err := hex.DecodeString(os.Getenv(EnvKey))
+	if err != nil || len(key) != wire.KeySize {
+		return fmt.Errorf("%s must be %d bytes in hexadecimal", EnvKey, wire.KeySize)
+	}
+	var l *listener
+	if v := os.Getenv(EnvFD); v != "" {
+		fd, err := strconv.Atoi(v)
+		if err != nil || fd < 3 {
+			return fmt.Errorf("%s is not a descriptor", EnvFD)
+		}
+		l, err = newListener(fd)
+		if err != nil {
+			return err
+		}
+	} else {
+		port, err := strconv.Atoi(os.Getenv(EnvPort))
+		if err != nil || port < 1 || port > 65535 {
+			return fmt.Errorf("%s is not a port", EnvPort)
+		}
+		if l, err = listen(port); err != nil {
+			return err
+		}
+	}
+	os.Clearenv()
+	debug.SetGCPercent(50)
+	debug.SetMemoryLimit(96 << 20)
+	unix.Umask(0o022)
+	a := &Agent{reaper: newReaper(), key: key, boot: time.Now(), execs: map[string]*execution{}}
+	g, err := unix.Getgroups()
+	a.groups = err != nil || len(g) > 0
+	surviveSignals()
+	go a.reaper.loop()
+	err = a.accept(l)
+	if err == nil {
+		err = errors.New("listener ended")
+	}
+	return err
+}
+
+// surviveSignals takes every signal that can be taken, so that none from inside
+// ends process 1. They are caught, not ignored: what is ignored stays ignored
+// in children.
+func surviveSignals() {
+	c := make(chan os.Signal, 16)
+	var all []os.Signal
+	for s := syscall.Signal(1); s <= 64; s++ {
+		switch s {
+		case unix.SIGKILL, unix.SIGSTOP, unix.SIGURG, unix.SIGCHLD, 32, 33: // the last two are of libc
+		default:
+			all = append(all, s)
+		}
+	}
+	signal.Notify(c, all...)
+	go func() {
+		for range c {
+		}
+	}()
+}
+
+var devNull = sync.OnceValue(func() int {
+	fd, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		// An image without it: the end of a pipe that nobody writes to.
+		var p [2]int
+		if unix.Pipe2(p[:], unix.O_CLOEXEC) != nil {
+			return -1
+		}
+		unix.Close(p[1])
+		return p[0]
+	}
+	return fd
+})
