@@ -112,10 +112,10 @@ func (s *slot) saveMeta() error {
 }
 
 // makeSlot makes slot number i, closed. On error nothing is left of it.
-func (n *Network) makeSlot(i uint32) (s *slot, err error) {
+func (n *Network) makeSlot(i uint32) (_ *slot, err error) {
 	var r [4]byte
 	rand.Read(r[:])
-	s = n.newSlot(slotMeta{ID: fmt.Sprintf("s%d-%s", i, hex.EncodeToString(r[:])), N: i, Policy: Policy{Mode: None}})
+	s := n.newSlot(slotMeta{ID: fmt.Sprintf("s%d-%s", i, hex.EncodeToString(r[:])), N: i, Policy: Policy{Mode: None}})
 	if err := os.Mkdir(s.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make slot directory: %w", err)
 	}
