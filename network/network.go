@@ -107,15 +107,7 @@ func (n *Network) open(ctx context.Context) (err error) {
 	if err := flock(lctx, n.lock); err != nil {
 		return sandbox.Conflict.Errorf("network directory %s is in use by another daemon: %w", n.dir, err)
 	}
-	if n.opts.HostNetns == "" {
-		n.hostNS, err = currentNS()
-	} else {
-		n.hostNS, err = nsFile(n.opts.HostNetns)
-	}
-	if err != nil {
-		return fmt.Errorf("open host namespace: %w", err)
-	}
-	if n.host, err = startThread(n.hostNS); err != nil {
+	if err := n.enterHost(); err != nil {
 		return err
 	}
 	if err := n.host.do(func() (err error) { n.cookie, err = netnsCookie(); return }); err != nil {
