@@ -818,6 +818,7 @@ type Death struct {
 	Created       *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=created,proto3" json:"created,omitempty"`
 	Started       *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=started,proto3" json:"started,omitempty"`
 	Ended         *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=ended,proto3" json:"ended,omitempty"`
+	Hint          string                 `protobuf:"bytes,13,opt,name=hint,proto3" json:"hint,omitempty"` // what to do next; may be empty
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -934,6 +935,13 @@ func (x *Death) GetEnded() *timestamppb.Timestamp {
 		return x.Ended
 	}
 	return nil
+}
+
+func (x *Death) GetHint() string {
+	if x != nil {
+		return x.Hint
+	}
+	return ""
 }
 
 // Usage of a sandbox as the host measures it.
@@ -3038,7 +3046,7 @@ func (x *WriteStdinResponse) GetStdinLen() int64 {
 	return 0
 }
 
-// Output of an exec from the given offsets, also after it or the sandbox ended.
+// ReadOutputRequest asks for the output of an exec from the given offsets, also after it or the sandbox ended.
 type ReadOutputRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -3255,18 +3263,22 @@ func (x *RunExecRequest) GetSpec() *ExecSpec {
 }
 
 // AttachRequest: the first message starts (spec set) or attaches; later ones
-// carry stdin, window size and signals.
+// carry stdin, window size and signals. Ending the request stream does not end
+// the standard input: stdin_eof does, so that another Attach can go on.
 type AttachRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	Spec          *ExecSpec              `protobuf:"bytes,3,opt,name=spec,proto3" json:"spec,omitempty"`
-	StdoutOffset  int64                  `protobuf:"varint,4,opt,name=stdout_offset,json=stdoutOffset,proto3" json:"stdout_offset,omitempty"`
-	StderrOffset  int64                  `protobuf:"varint,5,opt,name=stderr_offset,json=stderrOffset,proto3" json:"stderr_offset,omitempty"`
-	Stdin         []byte                 `protobuf:"bytes,6,opt,name=stdin,proto3" json:"stdin,omitempty"`
-	StdinEof      bool                   `protobuf:"varint,7,opt,name=stdin_eof,json=stdinEof,proto3" json:"stdin_eof,omitempty"`
-	Resize        *WindowSize            `protobuf:"bytes,8,opt,name=resize,proto3" json:"resize,omitempty"`
-	Signal        int32                  `protobuf:"varint,9,opt,name=signal,proto3" json:"signal,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId    string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Id           string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	Spec         *ExecSpec              `protobuf:"bytes,3,opt,name=spec,proto3" json:"spec,omitempty"`
+	StdoutOffset int64                  `protobuf:"varint,4,opt,name=stdout_offset,json=stdoutOffset,proto3" json:"stdout_offset,omitempty"`
+	StderrOffset int64                  `protobuf:"varint,5,opt,name=stderr_offset,json=stderrOffset,proto3" json:"stderr_offset,omitempty"`
+	Stdin        []byte                 `protobuf:"bytes,6,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	StdinEof     bool                   `protobuf:"varint,7,opt,name=stdin_eof,json=stdinEof,proto3" json:"stdin_eof,omitempty"`
+	Resize       *WindowSize            `protobuf:"bytes,8,opt,name=resize,proto3" json:"resize,omitempty"`
+	Signal       int32                  `protobuf:"varint,9,opt,name=signal,proto3" json:"signal,omitempty"`
+	// Of the first byte of stdin that this stream carries, in the first message;
+	// bytes already taken are skipped. Unset: what was taken so far.
+	StdinOffset   *int64 `protobuf:"varint,10,opt,name=stdin_offset,json=stdinOffset,proto3,oneof" json:"stdin_offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3360,6 +3372,13 @@ func (x *AttachRequest) GetResize() *WindowSize {
 func (x *AttachRequest) GetSignal() int32 {
 	if x != nil {
 		return x.Signal
+	}
+	return 0
+}
+
+func (x *AttachRequest) GetStdinOffset() int64 {
+	if x != nil && x.StdinOffset != nil {
+		return *x.StdinOffset
 	}
 	return 0
 }
@@ -5689,6 +5708,85 @@ func (x *PruneImagesResponse) GetRemoved() int32 {
 	return 0
 }
 
+// BuildBaseRequest makes a Debian root filesystem from the distribution's
+// packages, for machines that reach no image registry. Admin only: the node
+// runs the package tools as root.
+type BuildBaseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tag           string                 `protobuf:"bytes,1,opt,name=tag,proto3" json:"tag,omitempty"`                                  // default: debian:base
+	Suite         string                 `protobuf:"bytes,2,opt,name=suite,proto3" json:"suite,omitempty"`                              // default: the host's own, or the configured one
+	Packages      []string               `protobuf:"bytes,3,rep,name=packages,proto3" json:"packages,omitempty"`                        // besides the base set
+	BuildTools    bool                   `protobuf:"varint,4,opt,name=build_tools,json=buildTools,proto3" json:"build_tools,omitempty"` // compilers and make
+	Mirror        string                 `protobuf:"bytes,5,opt,name=mirror,proto3" json:"mirror,omitempty"`                            // default: from the host's own apt sources
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BuildBaseRequest) Reset() {
+	*x = BuildBaseRequest{}
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[90]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BuildBaseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BuildBaseRequest) ProtoMessage() {}
+
+func (x *BuildBaseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[90]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BuildBaseRequest.ProtoReflect.Descriptor instead.
+func (*BuildBaseRequest) Descriptor() ([]byte, []int) {
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{90}
+}
+
+func (x *BuildBaseRequest) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+func (x *BuildBaseRequest) GetSuite() string {
+	if x != nil {
+		return x.Suite
+	}
+	return ""
+}
+
+func (x *BuildBaseRequest) GetPackages() []string {
+	if x != nil {
+		return x.Packages
+	}
+	return nil
+}
+
+func (x *BuildBaseRequest) GetBuildTools() bool {
+	if x != nil {
+		return x.BuildTools
+	}
+	return false
+}
+
+func (x *BuildBaseRequest) GetMirror() string {
+	if x != nil {
+		return x.Mirror
+	}
+	return ""
+}
+
 type InfoRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -5697,7 +5795,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[90]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5709,7 +5807,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[90]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5722,7 +5820,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{90}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{91}
 }
 
 type InfoResponse struct {
@@ -5741,7 +5839,7 @@ type InfoResponse struct {
 
 func (x *InfoResponse) Reset() {
 	*x = InfoResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[91]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5753,7 +5851,7 @@ func (x *InfoResponse) String() string {
 func (*InfoResponse) ProtoMessage() {}
 
 func (x *InfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[91]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5766,7 +5864,7 @@ func (x *InfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
 func (*InfoResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{91}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *InfoResponse) GetVersion() string {
@@ -5837,7 +5935,7 @@ type RuntimeInfo struct {
 
 func (x *RuntimeInfo) Reset() {
 	*x = RuntimeInfo{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[92]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5849,7 +5947,7 @@ func (x *RuntimeInfo) String() string {
 func (*RuntimeInfo) ProtoMessage() {}
 
 func (x *RuntimeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[92]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5862,7 +5960,7 @@ func (x *RuntimeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeInfo.ProtoReflect.Descriptor instead.
 func (*RuntimeInfo) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{92}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *RuntimeInfo) GetName() string {
@@ -5904,7 +6002,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[93]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5916,7 +6014,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[93]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5929,7 +6027,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{93}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *CreateTokenRequest) GetTenant() string {
@@ -5963,7 +6061,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[94]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5975,7 +6073,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[94]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5988,7 +6086,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{94}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -6019,7 +6117,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[95]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6031,7 +6129,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[95]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6044,7 +6142,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{95}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Token) GetId() string {
@@ -6097,7 +6195,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[96]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6109,7 +6207,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[96]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6122,7 +6220,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{96}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{97}
 }
 
 type ListTokensResponse struct {
@@ -6134,7 +6232,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[97]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6146,7 +6244,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[97]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6159,7 +6257,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{97}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -6178,7 +6276,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[98]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6190,7 +6288,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[98]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6203,7 +6301,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{98}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *RevokeTokenRequest) GetId() string {
@@ -6221,7 +6319,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[99]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6233,7 +6331,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[99]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6246,7 +6344,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{99}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{100}
 }
 
 var File_vivarium_v1_vivarium_proto protoreflect.FileDescriptor
@@ -6331,7 +6429,7 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\tStageTime\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x124\n" +
 	"\aentered\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aentered\x12-\n" +
-	"\x04took\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04took\"\xa8\x03\n" +
+	"\x04took\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04took\"\xbc\x03\n" +
 	"\x05Death\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x18\n" +
@@ -6348,7 +6446,8 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\acreated\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
 	"\astarted\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x120\n" +
-	"\x05ended\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\"\x95\x01\n" +
+	"\x05ended\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x12\n" +
+	"\x04hint\x18\r \x01(\tR\x04hint\"\x95\x01\n" +
 	"\x05Usage\x12\x16\n" +
 	"\x06memory\x18\x01 \x01(\x03R\x06memory\x12\x1f\n" +
 	"\vpeak_memory\x18\x02 \x01(\x03R\n" +
@@ -6531,7 +6630,7 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12)\n" +
-	"\x04spec\x18\x03 \x01(\v2\x15.vivarium.v1.ExecSpecR\x04spec\"\xaf\x02\n" +
+	"\x04spec\x18\x03 \x01(\v2\x15.vivarium.v1.ExecSpecR\x04spec\"\xe8\x02\n" +
 	"\rAttachRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x0e\n" +
@@ -6542,7 +6641,10 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\x05stdin\x18\x06 \x01(\fR\x05stdin\x12\x1b\n" +
 	"\tstdin_eof\x18\a \x01(\bR\bstdinEof\x12/\n" +
 	"\x06resize\x18\b \x01(\v2\x17.vivarium.v1.WindowSizeR\x06resize\x12\x16\n" +
-	"\x06signal\x18\t \x01(\x05R\x06signal\"\xb4\x01\n" +
+	"\x06signal\x18\t \x01(\x05R\x06signal\x12&\n" +
+	"\fstdin_offset\x18\n" +
+	" \x01(\x03H\x00R\vstdinOffset\x88\x01\x01B\x0f\n" +
+	"\r_stdin_offset\"\xb4\x01\n" +
 	"\bFileInfo\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x03R\x04size\x12\x12\n" +
@@ -6710,7 +6812,14 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\x03all\x18\x01 \x01(\bR\x03all\"E\n" +
 	"\x13PruneImagesResponse\x12\x14\n" +
 	"\x05freed\x18\x01 \x01(\x03R\x05freed\x12\x18\n" +
-	"\aremoved\x18\x02 \x01(\x05R\aremoved\"\r\n" +
+	"\aremoved\x18\x02 \x01(\x05R\aremoved\"\x8f\x01\n" +
+	"\x10BuildBaseRequest\x12\x10\n" +
+	"\x03tag\x18\x01 \x01(\tR\x03tag\x12\x14\n" +
+	"\x05suite\x18\x02 \x01(\tR\x05suite\x12\x1a\n" +
+	"\bpackages\x18\x03 \x03(\tR\bpackages\x12\x1f\n" +
+	"\vbuild_tools\x18\x04 \x01(\bR\n" +
+	"buildTools\x12\x16\n" +
+	"\x06mirror\x18\x05 \x01(\tR\x06mirror\"\r\n" +
 	"\vInfoRequest\"\xa6\x02\n" +
 	"\fInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12%\n" +
@@ -6784,7 +6893,7 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\bDownload\x12\x1c.vivarium.v1.DownloadRequest\x1a\x1d.vivarium.v1.DownloadResponse0\x01\x12C\n" +
 	"\x06Upload\x12\x1a.vivarium.v1.UploadRequest\x1a\x1b.vivarium.v1.UploadResponse(\x012N\n" +
 	"\vPortService\x12?\n" +
-	"\x04Dial\x12\x18.vivarium.v1.DialRequest\x1a\x19.vivarium.v1.DialResponse(\x010\x012\x8a\x04\n" +
+	"\x04Dial\x12\x18.vivarium.v1.DialRequest\x1a\x19.vivarium.v1.DialResponse(\x010\x012\xd8\x04\n" +
 	"\fImageService\x12G\n" +
 	"\x04Pull\x12\x1d.vivarium.v1.PullImageRequest\x1a\x1e.vivarium.v1.PullImageResponse0\x01\x12G\n" +
 	"\x04Load\x12\x1d.vivarium.v1.LoadImageRequest\x1a\x1e.vivarium.v1.LoadImageResponse(\x01\x12B\n" +
@@ -6792,7 +6901,8 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\x04List\x12\x1e.vivarium.v1.ListImagesRequest\x1a\x1f.vivarium.v1.ListImagesResponse\x12B\n" +
 	"\x03Tag\x12\x1c.vivarium.v1.TagImageRequest\x1a\x1d.vivarium.v1.TagImageResponse\x12K\n" +
 	"\x06Remove\x12\x1f.vivarium.v1.RemoveImageRequest\x1a .vivarium.v1.RemoveImageResponse\x12J\n" +
-	"\x05Prune\x12\x1f.vivarium.v1.PruneImagesRequest\x1a .vivarium.v1.PruneImagesResponse2\xbf\x02\n" +
+	"\x05Prune\x12\x1f.vivarium.v1.PruneImagesRequest\x1a .vivarium.v1.PruneImagesResponse\x12L\n" +
+	"\tBuildBase\x12\x1d.vivarium.v1.BuildBaseRequest\x1a\x1e.vivarium.v1.PullImageResponse0\x012\xbf\x02\n" +
 	"\rDaemonService\x12;\n" +
 	"\x04Info\x12\x18.vivarium.v1.InfoRequest\x1a\x19.vivarium.v1.InfoResponse\x12P\n" +
 	"\vCreateToken\x12\x1f.vivarium.v1.CreateTokenRequest\x1a .vivarium.v1.CreateTokenResponse\x12M\n" +
@@ -6812,7 +6922,7 @@ func file_vivarium_v1_vivarium_proto_rawDescGZIP() []byte {
 	return file_vivarium_v1_vivarium_proto_rawDescData
 }
 
-var file_vivarium_v1_vivarium_proto_msgTypes = make([]protoimpl.MessageInfo, 108)
+var file_vivarium_v1_vivarium_proto_msgTypes = make([]protoimpl.MessageInfo, 109)
 var file_vivarium_v1_vivarium_proto_goTypes = []any{
 	(*ErrorDetail)(nil),           // 0: vivarium.v1.ErrorDetail
 	(*Resources)(nil),             // 1: vivarium.v1.Resources
@@ -6904,97 +7014,98 @@ var file_vivarium_v1_vivarium_proto_goTypes = []any{
 	(*RemoveImageResponse)(nil),   // 87: vivarium.v1.RemoveImageResponse
 	(*PruneImagesRequest)(nil),    // 88: vivarium.v1.PruneImagesRequest
 	(*PruneImagesResponse)(nil),   // 89: vivarium.v1.PruneImagesResponse
-	(*InfoRequest)(nil),           // 90: vivarium.v1.InfoRequest
-	(*InfoResponse)(nil),          // 91: vivarium.v1.InfoResponse
-	(*RuntimeInfo)(nil),           // 92: vivarium.v1.RuntimeInfo
-	(*CreateTokenRequest)(nil),    // 93: vivarium.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 94: vivarium.v1.CreateTokenResponse
-	(*Token)(nil),                 // 95: vivarium.v1.Token
-	(*ListTokensRequest)(nil),     // 96: vivarium.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),    // 97: vivarium.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),    // 98: vivarium.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),   // 99: vivarium.v1.RevokeTokenResponse
-	nil,                           // 100: vivarium.v1.SandboxSpec.TagsEntry
-	nil,                           // 101: vivarium.v1.SandboxSpec.EnvEntry
-	nil,                           // 102: vivarium.v1.ListSandboxesRequest.TagsEntry
-	nil,                           // 103: vivarium.v1.SetTagsRequest.TagsEntry
-	nil,                           // 104: vivarium.v1.Event.AttrsEntry
-	nil,                           // 105: vivarium.v1.ExecSpec.EnvEntry
-	nil,                           // 106: vivarium.v1.ImageConfig.LabelsEntry
-	nil,                           // 107: vivarium.v1.RuntimeInfo.CapabilitiesEntry
-	(*durationpb.Duration)(nil),   // 108: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 109: google.protobuf.Timestamp
+	(*BuildBaseRequest)(nil),      // 90: vivarium.v1.BuildBaseRequest
+	(*InfoRequest)(nil),           // 91: vivarium.v1.InfoRequest
+	(*InfoResponse)(nil),          // 92: vivarium.v1.InfoResponse
+	(*RuntimeInfo)(nil),           // 93: vivarium.v1.RuntimeInfo
+	(*CreateTokenRequest)(nil),    // 94: vivarium.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),   // 95: vivarium.v1.CreateTokenResponse
+	(*Token)(nil),                 // 96: vivarium.v1.Token
+	(*ListTokensRequest)(nil),     // 97: vivarium.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),    // 98: vivarium.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),    // 99: vivarium.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),   // 100: vivarium.v1.RevokeTokenResponse
+	nil,                           // 101: vivarium.v1.SandboxSpec.TagsEntry
+	nil,                           // 102: vivarium.v1.SandboxSpec.EnvEntry
+	nil,                           // 103: vivarium.v1.ListSandboxesRequest.TagsEntry
+	nil,                           // 104: vivarium.v1.SetTagsRequest.TagsEntry
+	nil,                           // 105: vivarium.v1.Event.AttrsEntry
+	nil,                           // 106: vivarium.v1.ExecSpec.EnvEntry
+	nil,                           // 107: vivarium.v1.ImageConfig.LabelsEntry
+	nil,                           // 108: vivarium.v1.RuntimeInfo.CapabilitiesEntry
+	(*durationpb.Duration)(nil),   // 109: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 110: google.protobuf.Timestamp
 }
 var file_vivarium_v1_vivarium_proto_depIdxs = []int32{
-	108, // 0: vivarium.v1.Probe.interval:type_name -> google.protobuf.Duration
-	108, // 1: vivarium.v1.Probe.timeout:type_name -> google.protobuf.Duration
-	100, // 2: vivarium.v1.SandboxSpec.tags:type_name -> vivarium.v1.SandboxSpec.TagsEntry
-	101, // 3: vivarium.v1.SandboxSpec.env:type_name -> vivarium.v1.SandboxSpec.EnvEntry
+	109, // 0: vivarium.v1.Probe.interval:type_name -> google.protobuf.Duration
+	109, // 1: vivarium.v1.Probe.timeout:type_name -> google.protobuf.Duration
+	101, // 2: vivarium.v1.SandboxSpec.tags:type_name -> vivarium.v1.SandboxSpec.TagsEntry
+	102, // 3: vivarium.v1.SandboxSpec.env:type_name -> vivarium.v1.SandboxSpec.EnvEntry
 	1,   // 4: vivarium.v1.SandboxSpec.resources:type_name -> vivarium.v1.Resources
 	3,   // 5: vivarium.v1.SandboxSpec.network:type_name -> vivarium.v1.NetworkPolicy
 	4,   // 6: vivarium.v1.SandboxSpec.capabilities:type_name -> vivarium.v1.Capabilities
-	108, // 7: vivarium.v1.SandboxSpec.timeout:type_name -> google.protobuf.Duration
-	108, // 8: vivarium.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
+	109, // 7: vivarium.v1.SandboxSpec.timeout:type_name -> google.protobuf.Duration
+	109, // 8: vivarium.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
 	2,   // 9: vivarium.v1.SandboxSpec.probe:type_name -> vivarium.v1.Probe
 	5,   // 10: vivarium.v1.Sandbox.spec:type_name -> vivarium.v1.SandboxSpec
-	109, // 11: vivarium.v1.Sandbox.stage_since:type_name -> google.protobuf.Timestamp
-	109, // 12: vivarium.v1.Sandbox.stage_deadline:type_name -> google.protobuf.Timestamp
-	109, // 13: vivarium.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	109, // 14: vivarium.v1.Sandbox.started:type_name -> google.protobuf.Timestamp
-	109, // 15: vivarium.v1.Sandbox.deadline:type_name -> google.protobuf.Timestamp
+	110, // 11: vivarium.v1.Sandbox.stage_since:type_name -> google.protobuf.Timestamp
+	110, // 12: vivarium.v1.Sandbox.stage_deadline:type_name -> google.protobuf.Timestamp
+	110, // 13: vivarium.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	110, // 14: vivarium.v1.Sandbox.started:type_name -> google.protobuf.Timestamp
+	110, // 15: vivarium.v1.Sandbox.deadline:type_name -> google.protobuf.Timestamp
 	7,   // 16: vivarium.v1.Sandbox.stages:type_name -> vivarium.v1.StageTime
 	8,   // 17: vivarium.v1.Sandbox.death:type_name -> vivarium.v1.Death
 	3,   // 18: vivarium.v1.Sandbox.applied_network:type_name -> vivarium.v1.NetworkPolicy
 	9,   // 19: vivarium.v1.Sandbox.usage:type_name -> vivarium.v1.Usage
-	109, // 20: vivarium.v1.StageTime.entered:type_name -> google.protobuf.Timestamp
-	108, // 21: vivarium.v1.StageTime.took:type_name -> google.protobuf.Duration
+	110, // 20: vivarium.v1.StageTime.entered:type_name -> google.protobuf.Timestamp
+	109, // 21: vivarium.v1.StageTime.took:type_name -> google.protobuf.Duration
 	30,  // 22: vivarium.v1.Death.exit:type_name -> vivarium.v1.ExitStatus
-	109, // 23: vivarium.v1.Death.created:type_name -> google.protobuf.Timestamp
-	109, // 24: vivarium.v1.Death.started:type_name -> google.protobuf.Timestamp
-	109, // 25: vivarium.v1.Death.ended:type_name -> google.protobuf.Timestamp
-	108, // 26: vivarium.v1.Usage.cpu:type_name -> google.protobuf.Duration
+	110, // 23: vivarium.v1.Death.created:type_name -> google.protobuf.Timestamp
+	110, // 24: vivarium.v1.Death.started:type_name -> google.protobuf.Timestamp
+	110, // 25: vivarium.v1.Death.ended:type_name -> google.protobuf.Timestamp
+	109, // 26: vivarium.v1.Usage.cpu:type_name -> google.protobuf.Duration
 	5,   // 27: vivarium.v1.CreateSandboxRequest.spec:type_name -> vivarium.v1.SandboxSpec
 	6,   // 28: vivarium.v1.CreateSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
 	6,   // 29: vivarium.v1.GetSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
-	102, // 30: vivarium.v1.ListSandboxesRequest.tags:type_name -> vivarium.v1.ListSandboxesRequest.TagsEntry
+	103, // 30: vivarium.v1.ListSandboxesRequest.tags:type_name -> vivarium.v1.ListSandboxesRequest.TagsEntry
 	6,   // 31: vivarium.v1.ListSandboxesResponse.sandboxes:type_name -> vivarium.v1.Sandbox
-	108, // 32: vivarium.v1.WaitSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	109, // 32: vivarium.v1.WaitSandboxRequest.timeout:type_name -> google.protobuf.Duration
 	6,   // 33: vivarium.v1.WaitSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
-	108, // 34: vivarium.v1.StopSandboxRequest.grace:type_name -> google.protobuf.Duration
+	109, // 34: vivarium.v1.StopSandboxRequest.grace:type_name -> google.protobuf.Duration
 	6,   // 35: vivarium.v1.StopSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
-	108, // 36: vivarium.v1.ExtendSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	109, // 36: vivarium.v1.ExtendSandboxRequest.timeout:type_name -> google.protobuf.Duration
 	6,   // 37: vivarium.v1.ExtendSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
-	103, // 38: vivarium.v1.SetTagsRequest.tags:type_name -> vivarium.v1.SetTagsRequest.TagsEntry
+	104, // 38: vivarium.v1.SetTagsRequest.tags:type_name -> vivarium.v1.SetTagsRequest.TagsEntry
 	6,   // 39: vivarium.v1.SetTagsResponse.sandbox:type_name -> vivarium.v1.Sandbox
-	109, // 40: vivarium.v1.Event.time:type_name -> google.protobuf.Timestamp
-	104, // 41: vivarium.v1.Event.attrs:type_name -> vivarium.v1.Event.AttrsEntry
-	105, // 42: vivarium.v1.ExecSpec.env:type_name -> vivarium.v1.ExecSpec.EnvEntry
+	110, // 40: vivarium.v1.Event.time:type_name -> google.protobuf.Timestamp
+	105, // 41: vivarium.v1.Event.attrs:type_name -> vivarium.v1.Event.AttrsEntry
+	106, // 42: vivarium.v1.ExecSpec.env:type_name -> vivarium.v1.ExecSpec.EnvEntry
 	28,  // 43: vivarium.v1.ExecSpec.pty:type_name -> vivarium.v1.WindowSize
-	108, // 44: vivarium.v1.ExecSpec.timeout:type_name -> google.protobuf.Duration
+	109, // 44: vivarium.v1.ExecSpec.timeout:type_name -> google.protobuf.Duration
 	29,  // 45: vivarium.v1.Exec.spec:type_name -> vivarium.v1.ExecSpec
 	30,  // 46: vivarium.v1.Exec.exit:type_name -> vivarium.v1.ExitStatus
-	109, // 47: vivarium.v1.Exec.started:type_name -> google.protobuf.Timestamp
-	109, // 48: vivarium.v1.Exec.ended:type_name -> google.protobuf.Timestamp
+	110, // 47: vivarium.v1.Exec.started:type_name -> google.protobuf.Timestamp
+	110, // 48: vivarium.v1.Exec.ended:type_name -> google.protobuf.Timestamp
 	29,  // 49: vivarium.v1.StartExecRequest.spec:type_name -> vivarium.v1.ExecSpec
 	31,  // 50: vivarium.v1.StartExecResponse.exec:type_name -> vivarium.v1.Exec
 	31,  // 51: vivarium.v1.GetExecResponse.exec:type_name -> vivarium.v1.Exec
 	31,  // 52: vivarium.v1.ListExecsResponse.execs:type_name -> vivarium.v1.Exec
-	108, // 53: vivarium.v1.WaitExecRequest.timeout:type_name -> google.protobuf.Duration
+	109, // 53: vivarium.v1.WaitExecRequest.timeout:type_name -> google.protobuf.Duration
 	31,  // 54: vivarium.v1.WaitExecResponse.exec:type_name -> vivarium.v1.Exec
 	28,  // 55: vivarium.v1.ResizeExecRequest.size:type_name -> vivarium.v1.WindowSize
 	31,  // 56: vivarium.v1.ExecOutput.exec:type_name -> vivarium.v1.Exec
 	29,  // 57: vivarium.v1.RunExecRequest.spec:type_name -> vivarium.v1.ExecSpec
 	29,  // 58: vivarium.v1.AttachRequest.spec:type_name -> vivarium.v1.ExecSpec
 	28,  // 59: vivarium.v1.AttachRequest.resize:type_name -> vivarium.v1.WindowSize
-	109, // 60: vivarium.v1.FileInfo.mtime:type_name -> google.protobuf.Timestamp
+	110, // 60: vivarium.v1.FileInfo.mtime:type_name -> google.protobuf.Timestamp
 	50,  // 61: vivarium.v1.ReadFileResponse.info:type_name -> vivarium.v1.FileInfo
 	50,  // 62: vivarium.v1.WriteFileResponse.info:type_name -> vivarium.v1.FileInfo
 	50,  // 63: vivarium.v1.ListFilesResponse.files:type_name -> vivarium.v1.FileInfo
 	50,  // 64: vivarium.v1.StatFileResponse.info:type_name -> vivarium.v1.FileInfo
-	109, // 65: vivarium.v1.Image.created:type_name -> google.protobuf.Timestamp
-	109, // 66: vivarium.v1.Image.last_used:type_name -> google.protobuf.Timestamp
+	110, // 65: vivarium.v1.Image.created:type_name -> google.protobuf.Timestamp
+	110, // 66: vivarium.v1.Image.last_used:type_name -> google.protobuf.Timestamp
 	74,  // 67: vivarium.v1.Image.config:type_name -> vivarium.v1.ImageConfig
-	106, // 68: vivarium.v1.ImageConfig.labels:type_name -> vivarium.v1.ImageConfig.LabelsEntry
+	107, // 68: vivarium.v1.ImageConfig.labels:type_name -> vivarium.v1.ImageConfig.LabelsEntry
 	75,  // 69: vivarium.v1.PullImageResponse.progress:type_name -> vivarium.v1.Progress
 	73,  // 70: vivarium.v1.PullImageResponse.image:type_name -> vivarium.v1.Image
 	74,  // 71: vivarium.v1.LoadImageRequest.config:type_name -> vivarium.v1.ImageConfig
@@ -7002,13 +7113,13 @@ var file_vivarium_v1_vivarium_proto_depIdxs = []int32{
 	73,  // 73: vivarium.v1.GetImageResponse.image:type_name -> vivarium.v1.Image
 	73,  // 74: vivarium.v1.ListImagesResponse.images:type_name -> vivarium.v1.Image
 	73,  // 75: vivarium.v1.TagImageResponse.image:type_name -> vivarium.v1.Image
-	92,  // 76: vivarium.v1.InfoResponse.runtimes:type_name -> vivarium.v1.RuntimeInfo
-	109, // 77: vivarium.v1.InfoResponse.started:type_name -> google.protobuf.Timestamp
-	107, // 78: vivarium.v1.RuntimeInfo.capabilities:type_name -> vivarium.v1.RuntimeInfo.CapabilitiesEntry
-	95,  // 79: vivarium.v1.CreateTokenResponse.token:type_name -> vivarium.v1.Token
-	109, // 80: vivarium.v1.Token.created:type_name -> google.protobuf.Timestamp
-	109, // 81: vivarium.v1.Token.last_used:type_name -> google.protobuf.Timestamp
-	95,  // 82: vivarium.v1.ListTokensResponse.tokens:type_name -> vivarium.v1.Token
+	93,  // 76: vivarium.v1.InfoResponse.runtimes:type_name -> vivarium.v1.RuntimeInfo
+	110, // 77: vivarium.v1.InfoResponse.started:type_name -> google.protobuf.Timestamp
+	108, // 78: vivarium.v1.RuntimeInfo.capabilities:type_name -> vivarium.v1.RuntimeInfo.CapabilitiesEntry
+	96,  // 79: vivarium.v1.CreateTokenResponse.token:type_name -> vivarium.v1.Token
+	110, // 80: vivarium.v1.Token.created:type_name -> google.protobuf.Timestamp
+	110, // 81: vivarium.v1.Token.last_used:type_name -> google.protobuf.Timestamp
+	96,  // 82: vivarium.v1.ListTokensResponse.tokens:type_name -> vivarium.v1.Token
 	10,  // 83: vivarium.v1.SandboxService.Create:input_type -> vivarium.v1.CreateSandboxRequest
 	12,  // 84: vivarium.v1.SandboxService.Get:input_type -> vivarium.v1.GetSandboxRequest
 	14,  // 85: vivarium.v1.SandboxService.List:input_type -> vivarium.v1.ListSandboxesRequest
@@ -7046,53 +7157,55 @@ var file_vivarium_v1_vivarium_proto_depIdxs = []int32{
 	84,  // 117: vivarium.v1.ImageService.Tag:input_type -> vivarium.v1.TagImageRequest
 	86,  // 118: vivarium.v1.ImageService.Remove:input_type -> vivarium.v1.RemoveImageRequest
 	88,  // 119: vivarium.v1.ImageService.Prune:input_type -> vivarium.v1.PruneImagesRequest
-	90,  // 120: vivarium.v1.DaemonService.Info:input_type -> vivarium.v1.InfoRequest
-	93,  // 121: vivarium.v1.DaemonService.CreateToken:input_type -> vivarium.v1.CreateTokenRequest
-	96,  // 122: vivarium.v1.DaemonService.ListTokens:input_type -> vivarium.v1.ListTokensRequest
-	98,  // 123: vivarium.v1.DaemonService.RevokeToken:input_type -> vivarium.v1.RevokeTokenRequest
-	11,  // 124: vivarium.v1.SandboxService.Create:output_type -> vivarium.v1.CreateSandboxResponse
-	13,  // 125: vivarium.v1.SandboxService.Get:output_type -> vivarium.v1.GetSandboxResponse
-	15,  // 126: vivarium.v1.SandboxService.List:output_type -> vivarium.v1.ListSandboxesResponse
-	17,  // 127: vivarium.v1.SandboxService.Wait:output_type -> vivarium.v1.WaitSandboxResponse
-	19,  // 128: vivarium.v1.SandboxService.Stop:output_type -> vivarium.v1.StopSandboxResponse
-	21,  // 129: vivarium.v1.SandboxService.Remove:output_type -> vivarium.v1.RemoveSandboxResponse
-	23,  // 130: vivarium.v1.SandboxService.Extend:output_type -> vivarium.v1.ExtendSandboxResponse
-	25,  // 131: vivarium.v1.SandboxService.SetTags:output_type -> vivarium.v1.SetTagsResponse
-	26,  // 132: vivarium.v1.SandboxService.Events:output_type -> vivarium.v1.Event
-	33,  // 133: vivarium.v1.ExecService.Start:output_type -> vivarium.v1.StartExecResponse
-	47,  // 134: vivarium.v1.ExecService.Run:output_type -> vivarium.v1.ExecOutput
-	47,  // 135: vivarium.v1.ExecService.Attach:output_type -> vivarium.v1.ExecOutput
-	35,  // 136: vivarium.v1.ExecService.Get:output_type -> vivarium.v1.GetExecResponse
-	37,  // 137: vivarium.v1.ExecService.List:output_type -> vivarium.v1.ListExecsResponse
-	39,  // 138: vivarium.v1.ExecService.Wait:output_type -> vivarium.v1.WaitExecResponse
-	47,  // 139: vivarium.v1.ExecService.Output:output_type -> vivarium.v1.ExecOutput
-	45,  // 140: vivarium.v1.ExecService.WriteStdin:output_type -> vivarium.v1.WriteStdinResponse
-	41,  // 141: vivarium.v1.ExecService.Signal:output_type -> vivarium.v1.SignalExecResponse
-	43,  // 142: vivarium.v1.ExecService.Resize:output_type -> vivarium.v1.ResizeExecResponse
-	52,  // 143: vivarium.v1.FileService.Read:output_type -> vivarium.v1.ReadFileResponse
-	54,  // 144: vivarium.v1.FileService.Write:output_type -> vivarium.v1.WriteFileResponse
-	56,  // 145: vivarium.v1.FileService.List:output_type -> vivarium.v1.ListFilesResponse
-	58,  // 146: vivarium.v1.FileService.Stat:output_type -> vivarium.v1.StatFileResponse
-	60,  // 147: vivarium.v1.FileService.MakeDir:output_type -> vivarium.v1.MakeDirResponse
-	62,  // 148: vivarium.v1.FileService.Remove:output_type -> vivarium.v1.RemoveFileResponse
-	64,  // 149: vivarium.v1.FileService.Rename:output_type -> vivarium.v1.RenameFileResponse
-	66,  // 150: vivarium.v1.FileService.Watch:output_type -> vivarium.v1.FileEvent
-	68,  // 151: vivarium.v1.FileService.Download:output_type -> vivarium.v1.DownloadResponse
-	70,  // 152: vivarium.v1.FileService.Upload:output_type -> vivarium.v1.UploadResponse
-	72,  // 153: vivarium.v1.PortService.Dial:output_type -> vivarium.v1.DialResponse
-	77,  // 154: vivarium.v1.ImageService.Pull:output_type -> vivarium.v1.PullImageResponse
-	79,  // 155: vivarium.v1.ImageService.Load:output_type -> vivarium.v1.LoadImageResponse
-	81,  // 156: vivarium.v1.ImageService.Get:output_type -> vivarium.v1.GetImageResponse
-	83,  // 157: vivarium.v1.ImageService.List:output_type -> vivarium.v1.ListImagesResponse
-	85,  // 158: vivarium.v1.ImageService.Tag:output_type -> vivarium.v1.TagImageResponse
-	87,  // 159: vivarium.v1.ImageService.Remove:output_type -> vivarium.v1.RemoveImageResponse
-	89,  // 160: vivarium.v1.ImageService.Prune:output_type -> vivarium.v1.PruneImagesResponse
-	91,  // 161: vivarium.v1.DaemonService.Info:output_type -> vivarium.v1.InfoResponse
-	94,  // 162: vivarium.v1.DaemonService.CreateToken:output_type -> vivarium.v1.CreateTokenResponse
-	97,  // 163: vivarium.v1.DaemonService.ListTokens:output_type -> vivarium.v1.ListTokensResponse
-	99,  // 164: vivarium.v1.DaemonService.RevokeToken:output_type -> vivarium.v1.RevokeTokenResponse
-	124, // [124:165] is the sub-list for method output_type
-	83,  // [83:124] is the sub-list for method input_type
+	90,  // 120: vivarium.v1.ImageService.BuildBase:input_type -> vivarium.v1.BuildBaseRequest
+	91,  // 121: vivarium.v1.DaemonService.Info:input_type -> vivarium.v1.InfoRequest
+	94,  // 122: vivarium.v1.DaemonService.CreateToken:input_type -> vivarium.v1.CreateTokenRequest
+	97,  // 123: vivarium.v1.DaemonService.ListTokens:input_type -> vivarium.v1.ListTokensRequest
+	99,  // 124: vivarium.v1.DaemonService.RevokeToken:input_type -> vivarium.v1.RevokeTokenRequest
+	11,  // 125: vivarium.v1.SandboxService.Create:output_type -> vivarium.v1.CreateSandboxResponse
+	13,  // 126: vivarium.v1.SandboxService.Get:output_type -> vivarium.v1.GetSandboxResponse
+	15,  // 127: vivarium.v1.SandboxService.List:output_type -> vivarium.v1.ListSandboxesResponse
+	17,  // 128: vivarium.v1.SandboxService.Wait:output_type -> vivarium.v1.WaitSandboxResponse
+	19,  // 129: vivarium.v1.SandboxService.Stop:output_type -> vivarium.v1.StopSandboxResponse
+	21,  // 130: vivarium.v1.SandboxService.Remove:output_type -> vivarium.v1.RemoveSandboxResponse
+	23,  // 131: vivarium.v1.SandboxService.Extend:output_type -> vivarium.v1.ExtendSandboxResponse
+	25,  // 132: vivarium.v1.SandboxService.SetTags:output_type -> vivarium.v1.SetTagsResponse
+	26,  // 133: vivarium.v1.SandboxService.Events:output_type -> vivarium.v1.Event
+	33,  // 134: vivarium.v1.ExecService.Start:output_type -> vivarium.v1.StartExecResponse
+	47,  // 135: vivarium.v1.ExecService.Run:output_type -> vivarium.v1.ExecOutput
+	47,  // 136: vivarium.v1.ExecService.Attach:output_type -> vivarium.v1.ExecOutput
+	35,  // 137: vivarium.v1.ExecService.Get:output_type -> vivarium.v1.GetExecResponse
+	37,  // 138: vivarium.v1.ExecService.List:output_type -> vivarium.v1.ListExecsResponse
+	39,  // 139: vivarium.v1.ExecService.Wait:output_type -> vivarium.v1.WaitExecResponse
+	47,  // 140: vivarium.v1.ExecService.Output:output_type -> vivarium.v1.ExecOutput
+	45,  // 141: vivarium.v1.ExecService.WriteStdin:output_type -> vivarium.v1.WriteStdinResponse
+	41,  // 142: vivarium.v1.ExecService.Signal:output_type -> vivarium.v1.SignalExecResponse
+	43,  // 143: vivarium.v1.ExecService.Resize:output_type -> vivarium.v1.ResizeExecResponse
+	52,  // 144: vivarium.v1.FileService.Read:output_type -> vivarium.v1.ReadFileResponse
+	54,  // 145: vivarium.v1.FileService.Write:output_type -> vivarium.v1.WriteFileResponse
+	56,  // 146: vivarium.v1.FileService.List:output_type -> vivarium.v1.ListFilesResponse
+	58,  // 147: vivarium.v1.FileService.Stat:output_type -> vivarium.v1.StatFileResponse
+	60,  // 148: vivarium.v1.FileService.MakeDir:output_type -> vivarium.v1.MakeDirResponse
+	62,  // 149: vivarium.v1.FileService.Remove:output_type -> vivarium.v1.RemoveFileResponse
+	64,  // 150: vivarium.v1.FileService.Rename:output_type -> vivarium.v1.RenameFileResponse
+	66,  // 151: vivarium.v1.FileService.Watch:output_type -> vivarium.v1.FileEvent
+	68,  // 152: vivarium.v1.FileService.Download:output_type -> vivarium.v1.DownloadResponse
+	70,  // 153: vivarium.v1.FileService.Upload:output_type -> vivarium.v1.UploadResponse
+	72,  // 154: vivarium.v1.PortService.Dial:output_type -> vivarium.v1.DialResponse
+	77,  // 155: vivarium.v1.ImageService.Pull:output_type -> vivarium.v1.PullImageResponse
+	79,  // 156: vivarium.v1.ImageService.Load:output_type -> vivarium.v1.LoadImageResponse
+	81,  // 157: vivarium.v1.ImageService.Get:output_type -> vivarium.v1.GetImageResponse
+	83,  // 158: vivarium.v1.ImageService.List:output_type -> vivarium.v1.ListImagesResponse
+	85,  // 159: vivarium.v1.ImageService.Tag:output_type -> vivarium.v1.TagImageResponse
+	87,  // 160: vivarium.v1.ImageService.Remove:output_type -> vivarium.v1.RemoveImageResponse
+	89,  // 161: vivarium.v1.ImageService.Prune:output_type -> vivarium.v1.PruneImagesResponse
+	77,  // 162: vivarium.v1.ImageService.BuildBase:output_type -> vivarium.v1.PullImageResponse
+	92,  // 163: vivarium.v1.DaemonService.Info:output_type -> vivarium.v1.InfoResponse
+	95,  // 164: vivarium.v1.DaemonService.CreateToken:output_type -> vivarium.v1.CreateTokenResponse
+	98,  // 165: vivarium.v1.DaemonService.ListTokens:output_type -> vivarium.v1.ListTokensResponse
+	100, // 166: vivarium.v1.DaemonService.RevokeToken:output_type -> vivarium.v1.RevokeTokenResponse
+	125, // [125:167] is the sub-list for method output_type
+	83,  // [83:125] is the sub-list for method input_type
 	83,  // [83:83] is the sub-list for extension type_name
 	83,  // [83:83] is the sub-list for extension extendee
 	0,   // [0:83] is the sub-list for field type_name
@@ -7103,13 +7216,14 @@ func file_vivarium_v1_vivarium_proto_init() {
 	if File_vivarium_v1_vivarium_proto != nil {
 		return
 	}
+	file_vivarium_v1_vivarium_proto_msgTypes[49].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vivarium_v1_vivarium_proto_rawDesc), len(file_vivarium_v1_vivarium_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   108,
+			NumMessages:   109,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

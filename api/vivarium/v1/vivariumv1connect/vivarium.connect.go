@@ -124,6 +124,8 @@ const (
 	ImageServiceRemoveProcedure = "/vivarium.v1.ImageService/Remove"
 	// ImageServicePruneProcedure is the fully-qualified name of the ImageService's Prune RPC.
 	ImageServicePruneProcedure = "/vivarium.v1.ImageService/Prune"
+	// ImageServiceBuildBaseProcedure is the fully-qualified name of the ImageService's BuildBase RPC.
+	ImageServiceBuildBaseProcedure = "/vivarium.v1.ImageService/BuildBase"
 	// DaemonServiceInfoProcedure is the fully-qualified name of the DaemonService's Info RPC.
 	DaemonServiceInfoProcedure = "/vivarium.v1.DaemonService/Info"
 	// DaemonServiceCreateTokenProcedure is the fully-qualified name of the DaemonService's CreateToken
@@ -1102,6 +1104,7 @@ type ImageServiceClient interface {
 	Tag(context.Context, *connect.Request[v1.TagImageRequest]) (*connect.Response[v1.TagImageResponse], error)
 	Remove(context.Context, *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.RemoveImageResponse], error)
 	Prune(context.Context, *connect.Request[v1.PruneImagesRequest]) (*connect.Response[v1.PruneImagesResponse], error)
+	BuildBase(context.Context, *connect.Request[v1.BuildBaseRequest]) (*connect.ServerStreamForClient[v1.PullImageResponse], error)
 }
 
 // NewImageServiceClient constructs a client for the vivarium.v1.ImageService service. By default,
@@ -1157,18 +1160,25 @@ func NewImageServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(imageServiceMethods.ByName("Prune")),
 			connect.WithClientOptions(opts...),
 		),
+		buildBase: connect.NewClient[v1.BuildBaseRequest, v1.PullImageResponse](
+			httpClient,
+			baseURL+ImageServiceBuildBaseProcedure,
+			connect.WithSchema(imageServiceMethods.ByName("BuildBase")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // imageServiceClient implements ImageServiceClient.
 type imageServiceClient struct {
-	pull   *connect.Client[v1.PullImageRequest, v1.PullImageResponse]
-	load   *connect.Client[v1.LoadImageRequest, v1.LoadImageResponse]
-	get    *connect.Client[v1.GetImageRequest, v1.GetImageResponse]
-	list   *connect.Client[v1.ListImagesRequest, v1.ListImagesResponse]
-	tag    *connect.Client[v1.TagImageRequest, v1.TagImageResponse]
-	remove *connect.Client[v1.RemoveImageRequest, v1.RemoveImageResponse]
-	prune  *connect.Client[v1.PruneImagesRequest, v1.PruneImagesResponse]
+	pull      *connect.Client[v1.PullImageRequest, v1.PullImageResponse]
+	load      *connect.Client[v1.LoadImageRequest, v1.LoadImageResponse]
+	get       *connect.Client[v1.GetImageRequest, v1.GetImageResponse]
+	list      *connect.Client[v1.ListImagesRequest, v1.ListImagesResponse]
+	tag       *connect.Client[v1.TagImageRequest, v1.TagImageResponse]
+	remove    *connect.Client[v1.RemoveImageRequest, v1.RemoveImageResponse]
+	prune     *connect.Client[v1.PruneImagesRequest, v1.PruneImagesResponse]
+	buildBase *connect.Client[v1.BuildBaseRequest, v1.PullImageResponse]
 }
 
 // Pull calls vivarium.v1.ImageService.Pull.
@@ -1206,6 +1216,11 @@ func (c *imageServiceClient) Prune(ctx context.Context, req *connect.Request[v1.
 	return c.prune.CallUnary(ctx, req)
 }
 
+// BuildBase calls vivarium.v1.ImageService.BuildBase.
+func (c *imageServiceClient) BuildBase(ctx context.Context, req *connect.Request[v1.BuildBaseRequest]) (*connect.ServerStreamForClient[v1.PullImageResponse], error) {
+	return c.buildBase.CallServerStream(ctx, req)
+}
+
 // ImageServiceHandler is an implementation of the vivarium.v1.ImageService service.
 type ImageServiceHandler interface {
 	Pull(context.Context, *connect.Request[v1.PullImageRequest], *connect.ServerStream[v1.PullImageResponse]) error
@@ -1215,6 +1230,7 @@ type ImageServiceHandler interface {
 	Tag(context.Context, *connect.Request[v1.TagImageRequest]) (*connect.Response[v1.TagImageResponse], error)
 	Remove(context.Context, *connect.Request[v1.RemoveImageRequest]) (*connect.Response[v1.RemoveImageResponse], error)
 	Prune(context.Context, *connect.Request[v1.PruneImagesRequest]) (*connect.Response[v1.PruneImagesResponse], error)
+	BuildBase(context.Context, *connect.Request[v1.BuildBaseRequest], *connect.ServerStream[v1.PullImageResponse]) error
 }
 
 // NewImageServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -1266,6 +1282,12 @@ func NewImageServiceHandler(svc ImageServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(imageServiceMethods.ByName("Prune")),
 		connect.WithHandlerOptions(opts...),
 	)
+	imageServiceBuildBaseHandler := connect.NewServerStreamHandler(
+		ImageServiceBuildBaseProcedure,
+		svc.BuildBase,
+		connect.WithSchema(imageServiceMethods.ByName("BuildBase")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/vivarium.v1.ImageService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ImageServicePullProcedure:
@@ -1282,6 +1304,8 @@ func NewImageServiceHandler(svc ImageServiceHandler, opts ...connect.HandlerOpti
 			imageServiceRemoveHandler.ServeHTTP(w, r)
 		case ImageServicePruneProcedure:
 			imageServicePruneHandler.ServeHTTP(w, r)
+		case ImageServiceBuildBaseProcedure:
+			imageServiceBuildBaseHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -1317,6 +1341,10 @@ func (UnimplementedImageServiceHandler) Remove(context.Context, *connect.Request
 
 func (UnimplementedImageServiceHandler) Prune(context.Context, *connect.Request[v1.PruneImagesRequest]) (*connect.Response[v1.PruneImagesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("vivarium.v1.ImageService.Prune is not implemented"))
+}
+
+func (UnimplementedImageServiceHandler) BuildBase(context.Context, *connect.Request[v1.BuildBaseRequest], *connect.ServerStream[v1.PullImageResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("vivarium.v1.ImageService.BuildBase is not implemented"))
 }
 
 // DaemonServiceClient is a client for the vivarium.v1.DaemonService service.

@@ -1,0 +1,65 @@
+package client
+
+import (
+	"errors"
+
+	"connectrpc.com/connect"
+
+	v1 "vivarium/api/vivarium/v1"
+	"vivarium/sandbox"
+)
+
+// kinds is for errors that the protocol itself made (a message
+// too large, a deadline) and that carry no ErrorDetail.
+var kinds = map[connect.Code]sandbox.Kind{
+	connect.CodeCanceled:           sandbox.Unavailable,
+	connect.CodeUnknown:            sandbox.Internal,
+	connect.CodeInvalidArgument:    sandbox.Invalid,
+	connect.CodeDeadlineExceeded:   sandbox.Timeout,
+	connect.CodeNotFound:           sandbox.NotFound,
+	connect.CodeAlreadyExists:      sandbox.Exists,
+	connect.CodePermissionDenied:   sandbox.Denied,
+	connect.CodeResourceExhausted:  sandbox.Exhausted,
+	connect.CodeFailedPrecondition: sandbox.Conflict,
+	connect.CodeAborted:            sandbox.Conflict,
+	connect.CodeOutOfRange:         sandbox.Invalid,
+	connect.CodeUnimplemented:      sandbox.Unsupported,
+	connect.CodeInternal:           sandbox.Internal,
+	connect.CodeUnavailable:        sandbox.Unavailable,
+	connect.CodeDataLoss:           sandbox.Internal,
+	connect.CodeUnauthenticated:    sandbox.Denied,
+}
+
+// kindOfCode returns the error kind for a code of the wire.
+func kindOfCode(c connect.Code) sandbox.Kind {
+	if k, ok := kinds[c]; ok {
+		return k
+	}
+	return sandbox.Internal
+}
+
+// Error turns an error of the wire into a sandbox.Error with kind and hint.
+// Others are returned as they are.
+func Error(err error) error {
+	if err == nil {
+		return nil
+	}
+	var ce *connect.Error
+	if !errors.As(err, &ce) {
+		return err
+	}
+	out := &sandbox.Error{Kind: kindOfCode(ce.Code()), Msg: ce.Message()}
+	for _, d := range ce.Details() {
+		m, derr := d.Value()
+		if derr != nil {
+			continue
+		}
+		if ed, ok := m.(*v1.ErrorDetail); ok {
+			if ed.Kind != "" {
+				out.Kind = sandbox.Kind(ed.Kind)
+			}
+			out.Hint = ed.Hint
+		}
+	}
+	return out
+}

@@ -1,0 +1,159 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"strings"
+	"sync"
+	"time"
+
+	"vivarium/sandbox"
+)
+
+// TokenPrefix begins every secret, so that scanners for leaked secrets can
+// find ours.
+const TokenPrefix = "viv_"
+
+// TokenHash is the SHA-256 of a secret. The secret itself is stored nowhere.
+// It is 32 random bytes, so that a hash without salt and stretching is enough.
+type TokenHash [sha256.Size]byte
+
+// Token is what a secret stands for.
+type Token struct {
+	ID       string // tk-ULID
+	Tenant   string
+	Name     string
+	Admin    bool // may manage tokens and the node
+	Created  time.Time
+	LastUsed time.Time
+}
+
+// TokenStore keeps tokens. It must be safe for concurrent use.
+type TokenStore interface {
+	// LookupToken finds a token by the hash of its secret and returns the hash
+	// that is stored with it; NotFound if there is none.
+	LookupToken(ctx context.Context, hash TokenHash) (Token, TokenHash, error)
+	// CreateToken keeps a new token; Exists if its id is taken.
+	CreateToken(ctx context.Context, t Token, hash TokenHash) error
+	// ListTokens returns all tokens of all tenants.
+	ListTokens(ctx context.Context) ([]Token, error)
+	// RevokeToken makes a token invalid; NotFound if there is none.
+	RevokeToken(ctx context.Context, id string) error
+	// TouchToken notes when a token was last used. It may be lossy.
+	TouchToken(ctx context.Context, id string, at time.Time) error
+}
+
+// NewSecret makes the secret of a token and its hash.
+func NewSecret() (string, TokenHash) {
+	var b [32]byte
+	rand.Read(b[:]) // never fails: see its documentation
+	s := TokenPrefix + base64.RawURLEncoding.EncodeToString(b[:])
+	return s, HashSecret(s)
+}
+
+// HashSecret returns what a secret is looked up by.
+func HashSecret(secret string) TokenHash { return sha256.Sum256([]byte(secret)) }
+
+// Bounds of the cache of tokens.
+const (
+	cachedTokens = 4096
+	cacheFor     = 10 * time.Second
+	touchEvery   = time.Minute
+	maxSecret    = 256 // bytes
+)
+
+// Tokens checks secrets against a store, with a small cache in front, so that
+// a call does not cost a query. Create and revoke through it.
+type Tokens struct {
+	store TokenStore
+	now   func() time.Time
+
+	mu    sync.Mutex
+	cache map[TokenHash]cached
+}
+
+type cached struct {
+	token  Token
+	until  time.Time
+	noted  time.Time // when TouchToken was last called
+	stored TokenHash
+}
+
+// NewTokens returns a Tokens over a store.
+func NewTokens(store TokenStore) *Tokens {
+	return &Tokens{store: store, now: time.Now, cache: map[TokenHash]cached{}}
+}
+
+// Authenticate finds the token of an Authorization header: Denied if there is
+// none that is valid.
+func (t *Tokens) Authenticate(ctx context.Context, header string) (Token, error) {
+	scheme, secret, ok := strings.Cut(header, " ")
+	secret = strings.TrimSpace(secret)
+	if !ok || !strings.EqualFold(scheme, "Bearer") || len(secret) > maxSecret || !strings.HasPrefix(secret, TokenPrefix) {
+		return Token{}, sandbox.Denied.Errorf("no valid token")
+	}
+	hash := HashSecret(secret)
+	now := t.now()
+	t.mu.Lock()
+	c, ok := t.cache[hash]
+	t.mu.Unlock()
+	if !ok || now.After(c.until) {
+		tok, stored, err := t.store.LookupToken(ctx, hash)
+		if sandbox.KindOf(err) == sandbox.NotFound {
+			return Token{}, sandbox.Denied.Errorf("no valid token")
+		}
+		if err != nil {
+			return Token{}, err
+		}
+		c = cached{token: tok, until: now.Add(cacheFor), stored: stored, noted: c.noted}
+	}
+	// What is compared is a hash of a secret that only its owner knows, so that
+	// how long a lookup takes tells nothing of use; this makes it independent of
+	// how the store compares.
+	if subtle.ConstantTimeCompare(hash[:], c.stored[:]) != 1 {
+		return Token{}, sandbox.Denied.Errorf("no valid token")
+	}
+	if now.Sub(c.noted) > touchEvery {
+		c.noted = now
+		_ = t.store.TouchToken(ctx, c.token.ID, now) // lossy by its contract
+	}
+	t.mu.Lock()
+	if len(t.cache) >= cachedTokens {
+		clear(t.cache)
+	}
+	t.cache[hash] = c
+	t.mu.Unlock()
+	return c.token, nil
+}
+
+// Create makes a token and returns its secret, which is shown this once.
+func (t *Tokens) Create(ctx context.Context, tok Token) (Token, string, error) {
+	if err := checkTenant(tok.Tenant); err != nil {
+		return Token{}, "", err
+	}
+	if len(tok.Name) > 128 {
+		return Token{}, "", sandbox.Invalid.Errorf("the name of a token is at most 128 bytes long")
+	}
+	tok.ID = newID("tk-")
+	tok.Created = t.now()
+	secret, hash := NewSecret()
+	if err := t.store.CreateToken(ctx, tok, hash); err != nil {
+		return Token{}, "", err
+	}
+	return tok, secret, nil
+}
+
+// List returns every token; never a secret.
+func (t *Tokens) List(ctx context.Context) ([]Token, error) { return t.store.ListTokens(ctx) }
+
+// Revoke makes a token invalid at once.
+func (t *Tokens) Revoke(ctx context.Context, id string) error {
+	err := t.store.RevokeToken(ctx, id)
+	t.mu.Lock()
+	clear(t.cache)
+	t.mu.Unlock()
+	return err
+}
