@@ -46,11 +46,15 @@ func (h *hostConn) send(t wire.Type, fill func([]byte) []byte) error {
 
 // data sends one frame of head and p without joining them.
 func (h *hostConn) data(t wire.Type, head func([]byte) []byte, p []byte) error {
+	return h.dataBy(time.Now().Add(writeTime), t, head, p)
+}
+
+func (h *hostConn) dataBy(by time.Time, t wire.Type, head func([]byte) []byte, p []byte) error {
 	h.wmu.Lock()
 	defer h.wmu.Unlock()
 	h.buf = wire.AppendFrame(h.buf[:0], t, head)
 	wire.PutHeader(h.buf, t, len(h.buf)-wire.HeaderSize+len(p))
-	h.c.SetWriteDeadline(time.Now().Add(writeTime))
+	h.c.SetWriteDeadline(by)
 	if len(p) <= 16<<10 {
 		h.buf = append(h.buf, p...)
 		_, err := h.c.Write(h.buf)

@@ -201,17 +201,3 @@ func (c *Client) watch() {
 		}
 	}
 }
-
-// Ping asks the guest whether it is there.
-func (c *Client) Ping(ctx context.Context) (version int, err error) {
-	p, err := c.call(ctx, wire.MPing, nil)
-	if err != nil {
-		return 0, err
-	}
-	d := wire.NewDec(p)
-	v := d.Uint(1 << 16)
-	if d.Bad() {
-		return 0, broken("ping answered wrongly")
-	}
-	return int(v), nil
-}

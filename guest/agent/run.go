@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -52,11 +54,17 @@ func Main() error {
 			return err
 		}
 	}
+	setup := os.Getenv(EnvSetup)
+	scrub(EnvKey)
 	os.Clearenv()
 	debug.SetGCPercent(50)
 	debug.SetMemoryLimit(96 << 20)
 	unix.Umask(0o022)
-	a := &Agent{reaper: newReaper(), key: key, boot: time.Now(), execs: map[string]*execution{}}
+	if err := setUp(setup); err != nil {
+		// Not worth a sandbox: some images cannot have these files.
+		os.Stderr.WriteString("viv-guest: " + err.Error() + "\n")
+	}
+	a := &Agent{reaper: newReaper(), key: key, boot: time.Now(), bootID: rand.Text(), files: newFileRunner(), execs: map[string]*execution{}}
 	g, err := unix.Getgroups()
 	a.groups = err != nil || len(g) > 0
 	surviveSignals()
@@ -66,6 +74,31 @@ func Main() error {
 		err = errors.New("listener ended")
 	}
 	return err
+}
+
+func setUp(v string) error {
+	if v == "" {
+		return nil
+	}
+	b, err := hex.DecodeString(v)
+	if err != nil {
+		return fmt.Errorf("%s: %w", EnvSetup, err)
+	}
+	s, err := wire.DecodeSetup(b)
+	if err != nil {
+		return fmt.Errorf("%s: %w", EnvSetup, err)
+	}
+	return prepare(&s)
+}
+
+// scrub overwrites a variable where the kernel put it at the start, which is
+// what /proc/1/environ shows: unsetting alone leaves it there.
+func scrub(name string) {
+	v := os.Getenv(name)
+	if v == "" {
+		return
+	}
+	clear(unsafe.Slice(unsafe.StringData(v), len(v)))
 }
 
 // surviveSignals takes every signal that can be taken, so that none from inside

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"runtime"
 	"sync"
@@ -28,6 +29,8 @@ var past = time.Unix(1, 0)
 // Agent is the guest.
 type Agent struct {
 	reaper *reaper
+	files  *fileRunner
+	bootID string
 	groups bool // process 1 has supplementary groups, which a command must not inherit
 	boot   time.Time
 
@@ -157,6 +160,15 @@ func (a *Agent) first(c *conn, t wire.Type, p []byte) bool {
 		return e.serve(c, false, at.Stdout, at.Stderr)
 	case wire.TControl:
 		a.control(c)
+		return false
+	case wire.TRead:
+		return a.readFile(c, p) == nil
+	case wire.TWrite:
+		return a.writeFile(c, bytes.Clone(p)) == nil
+	case wire.TList:
+		return a.list(c, p) == nil
+	case wire.TDial:
+		return a.dialPort(c, p) == nil
 	}
 	return false
 }
