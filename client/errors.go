@@ -1,7 +1,9 @@
 package client
 
 import (
+	"context"
 	"errors"
+	"io"
 
 	"connectrpc.com/connect"
 
@@ -44,11 +46,19 @@ func Error(err error) error {
 	if err == nil {
 		return nil
 	}
+	if errors.Is(err, io.EOF) {
+		return io.EOF // the end of a stream
+	}
 	var ce *connect.Error
 	if !errors.As(err, &ce) {
 		return err
 	}
 	out := &sandbox.Error{Kind: kindOfCode(ce.Code()), Msg: ce.Message()}
+	for _, cause := range []error{context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(err, cause) {
+			out.Msg, out.Err = "", cause
+		}
+	}
 	for _, d := range ce.Details() {
 		m, derr := d.Value()
 		if derr != nil {

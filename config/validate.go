@@ -1,0 +1,192 @@
+package config
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// validate checks every setting by itself and against the others.
+func (c *Config) validate(where places) error {
+	var errs []error
+	bad := func(path, format string, args ...any) { errs = append(errs, where.errorf(path, format, args...)) }
+	between := func(path string, v, low, high int) {
+		if v < low || v > high {
+			bad(path, "must be between %d and %d", low, high)
+		}
+	}
+	oneOf := func(path, v string, of ...string) {
+		for _, o := range of {
+			if v == o {
+				return
+			}
+		}
+		bad(path, "%q is not one of %s", v, strings.Join(of, ", "))
+	}
+	size := func(path string, v, low, high Size) {
+		if v < low || v > high {
+			bad(path, "must be between %v and %v", low, high)
+		}
+	}
+	span := func(path string, v Duration, low, high time.Duration) {
+		if v.D() < low || v.D() > high {
+			bad(path, "must be between %v and %v", low, high)
+		}
+	}
+	abs := func(path, v string) {
+		if !filepath.IsAbs(v) || filepath.Clean(v) != v || strings.ContainsAny(v, "\x00\n") {
+			bad(path, "%q is not a clean absolute path", v)
+		}
+	}
+
+	abs("data_dir", c.DataDir)
+	abs("unix_socket", c.UnixSocket)
+	if c.Listen != "" {
+		host, port, err := net.SplitHostPort(c.Listen)
+		switch {
+		case err != nil || port == "":
+			bad("listen", "%q is not an address such as 127.0.0.1:7878", c.Listen)
+		case !loopback(host) && !c.ListenPublic:
+			bad("listen", "%q can be reached from other machines, and there is no TLS: set listen_public: true if that is meant", c.Listen)
+		}
+	}
+	if c.CgroupParent == "" || strings.Trim(c.CgroupParent, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
+		bad("cgroup_parent", "%q is not a name of letters, digits, - and _", c.CgroupParent)
+	}
+	oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
+	oneOf("log.format", c.Log.Format, "text", "json")
+	between("pool.size", c.Pool.Size, 0, 256)
+	c.validateResources(bad, between, oneOf, size, span)
+
+	const day = 24 * time.Hour
+	span("retention.ended", c.Retention.Ended, time.Second, 365*day)
+	span("retention.events", c.Retention.Events, time.Minute, 365*day)
+	for _, d := range []struct {
+		path string
+		v    Duration
+	}{
+		{"queue", c.Deadlines.Queue}, {"image", c.Deadlines.Image}, {"boot", c.Deadlines.Boot}, {"network", c.Deadlines.Network},
+		{"guest", c.Deadlines.Guest}, {"ready", c.Deadlines.Ready}, {"stop", c.Deadlines.Stop},
+	} {
+		span("deadlines."+d.path, d.v, 100*time.Millisecond, day)
+	}
+	size("spool.per_exec", c.Spool.PerExec, 64<<10, 1<<40)
+	size("spool.per_sandbox", c.Spool.PerSandbox, 64<<10, 1<<40)
+	if c.Spool.PerSandbox < c.Spool.PerExec {
+		bad("spool.per_sandbox", "%v is less than spool.per_exec, %v", c.Spool.PerSandbox, c.Spool.PerExec)
+	}
+	c.validateNetwork(bad, between)
+
+	size("images.disk_budget", c.Images.DiskBudget, 100<<20, 1<<50)
+	size("images.max_layer_bytes", c.Images.MaxLayerBytes, 1<<20, 1<<50)
+	between("images.max_entries", c.Images.MaxEntries, 1000, 100_000_000)
+	for reg, hosts := range c.Images.Mirrors {
+		if !hostLike(reg) {
+			bad("images.mirrors."+reg, "is not the name of a registry")
+		}
+		for _, h := range hosts {
+			if !hostLike(h) {
+				bad("images.mirrors."+reg, "%q is not HOST or HOST:PORT", h)
+			}
+		}
+	}
+	for _, h := range c.Images.Insecure {
+		if !hostLike(h) {
+			bad("images.insecure", "%q is not HOST or HOST:PORT", h)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Config) validateResources(
+	bad func(string, string, ...any), between func(string, int, int, int), oneOf func(string, string, ...string),
+	size func(string, Size, Size, Size), span func(string, Duration, time.Duration, time.Duration),
+) {
+	d, l := c.Defaults, c.Limits
+	oneOf("defaults.runtime", d.Runtime, "gvisor", "vm")
+	oneOf("defaults.network", d.Network, "public", "none")
+	between("defaults.cpu_request", int(d.CPURequest), 1, 1_000_000)
+	between("defaults.cpu_limit", int(d.CPULimit), 10, 1_000_000)
+	if d.CPULimit < d.CPURequest {
+		bad("defaults.cpu_limit", "%v is less than defaults.cpu_request, %v", d.CPULimit, d.CPURequest)
+	}
+	size("defaults.memory_request", d.MemoryRequest, 1<<20, 1<<46)
+	size("defaults.memory_limit", d.MemoryLimit, 32<<20, 1<<46)
+	if d.MemoryLimit < d.MemoryRequest {
+		bad("defaults.memory_limit", "%v is less than defaults.memory_request, %v", d.MemoryLimit, d.MemoryRequest)
+	}
+	size("defaults.disk", d.Disk, 1<<20, 1<<50)
+	between("defaults.pids", d.Pids, 16, 1<<22)
+	span("limits.max_timeout", l.MaxTimeout, time.Second, 3650*24*time.Hour)
+	span("defaults.timeout", d.Timeout, time.Second, l.MaxTimeout.D())
+	span("defaults.idle_timeout", d.IdleTimeout, 0, l.MaxTimeout.D())
+	between("limits.max_sandboxes", l.MaxSandboxes, 1, 100_000)
+	between("limits.max_per_tenant", l.MaxPerTenant, 0, 100_000)
+	between("limits.max_cpu", int(l.MaxCPU), 0, 1_000_000)
+	if l.MaxCPU > 0 && d.CPULimit > l.MaxCPU {
+		bad("defaults.cpu_limit", "%v is more than limits.max_cpu, %v", d.CPULimit, l.MaxCPU)
+	}
+	size("limits.max_memory", l.MaxMemory, 0, 1<<46)
+	if l.MaxMemory > 0 && d.MemoryLimit > l.MaxMemory {
+		bad("defaults.memory_limit", "%v is more than limits.max_memory, %v", d.MemoryLimit, l.MaxMemory)
+	}
+	size("limits.max_disk", l.MaxDisk, 0, 1<<50)
+	if l.MaxDisk > 0 && d.Disk > l.MaxDisk {
+		bad("defaults.disk", "%v is more than limits.max_disk, %v", d.Disk, l.MaxDisk)
+	}
+	between("limits.max_pids", l.MaxPids, d.Pids, 1<<22)
+	between("limits.max_execs", l.MaxExecs, 1, 100_000)
+	between("limits.queue", l.Queue, 0, 100_000)
+	between("reserve.cpu", int(c.Reserve.CPU), 0, 1_000_000)
+	size("reserve.memory", c.Reserve.Memory, 0, 1<<46)
+	size("reserve.disk", c.Reserve.Disk, 0, 1<<50)
+}
+
+func (c *Config) validateNetwork(bad func(string, string, ...any), between func(string, int, int, int)) {
+	p, err := netip.ParsePrefix(c.Network.Subnet)
+	switch {
+	case err != nil || !p.Addr().Is4() || p != p.Masked():
+		bad("network.subnet", "%q is not an IPv4 network such as 10.213.0.0/16", c.Network.Subnet)
+	case !p.Addr().IsPrivate() || p.Bits() < 8 || p.Bits() > 24:
+		bad("network.subnet", "%q is not a private network between /8 and /24", c.Network.Subnet)
+	}
+	between("network.pool", c.Network.Pool, 0, 1024)
+	for i, r := range c.Network.Resolvers {
+		if _, err := netip.ParseAddr(r); err != nil {
+			if _, err := netip.ParseAddrPort(r); err != nil {
+				bad(index("network.resolvers", i), "%q is not an address", r)
+			}
+		}
+	}
+	for i, g := range c.Network.Grants {
+		p, err := netip.ParsePrefix(g.Prefix)
+		switch {
+		case err != nil:
+			bad(index("network.grants", i), "prefix %q is not a network such as 192.0.2.10/32", g.Prefix)
+		case p != p.Masked():
+			bad(index("network.grants", i), "prefix %q has bits beyond its length; did you mean %v?", g.Prefix, p.Masked())
+		case p.Bits() == 0:
+			bad(index("network.grants", i), "prefix %q would grant everything", g.Prefix)
+		}
+		for _, port := range g.Ports {
+			if port < 1 || port > 65535 {
+				bad(index("network.grants", i), "port %d is not between 1 and 65535", port)
+			}
+		}
+	}
+}
+
+func loopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.IsLoopback()
+}
+
+func hostLike(s string) bool {
+	return s != "" && len(s) < 256 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:[]/") == ""
+}
