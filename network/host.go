@@ -40,7 +40,7 @@ type hostFacts struct {
 func (n *Network) readHost() (hostFacts, error) {
 	var f hostFacts
 	h := n.host.h
-	links, err := h.LinkList()
+	links, err := dump(h.LinkList)
 	if err != nil {
 		return f, fmt.Errorf("list host links: %w", err)
 	}
@@ -51,7 +51,7 @@ func (n *Network) readHost() (hostFacts, error) {
 			f.others++
 		}
 	}
-	addrs, err := h.AddrList(nil, netlink.FAMILY_V4)
+	addrs, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return f, fmt.Errorf("list host addresses: %w", err)
 	}
@@ -68,7 +68,9 @@ func (n *Network) readHost() (hostFacts, error) {
 			f.taken = append(f.taken, p)
 		}
 	}
-	routes, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	routes, err := dump(func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return f, fmt.Errorf("list host routes: %w", err)
 	}

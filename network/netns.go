@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
+	mdnetlink "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -137,6 +138,7 @@ type nsThread struct {
 	reqs chan func()
 	done chan struct{}
 	h    *netlink.Handle
+	conn *nftables.Conn // only on the thread; nil until needed and after an error
 }
 
 // startThread starts a thread in ns, which may be closed afterwards.
@@ -160,6 +162,9 @@ func startThread(ns *os.File) (*nsThread, error) {
 		for f := range t.reqs {
 			f()
 		}
+		if t.conn != nil {
+			t.conn.CloseLasting()
+		}
 	}()
 	if err := <-errc; err != nil {
 		return nil, err
@@ -174,23 +179,60 @@ func (t *nsThread) do(f func() error) error {
 	return <-errc
 }
 
-// nft builds a batch with build and commits it as one transaction. A fresh
-// socket per batch, since a failed batch leaves answers unread in a socket.
+// nft builds a batch with build and commits it as one transaction.
 func (t *nsThread) nft(build func(c *nftables.Conn) error) error {
 	return t.do(func() error {
-		c, err := nftables.New()
+		return t.withNft(func(c *nftables.Conn) error {
+			if err := build(c); err != nil {
+				return err
+			}
+			return c.Flush()
+		})
+	})
+}
+
+// withNft calls f, on the thread, with a connection that lasts: closing one
+// makes the kernel wait until all that was deleted is freed, some 10 ms. After
+// an error, answers may be left unread in the socket, so it is replaced.
+func (t *nsThread) withNft(f func(c *nftables.Conn) error) error {
+	if t.conn == nil {
+		// One transaction of a large network is beyond the default buffers.
+		big := func(c *mdnetlink.Conn) error {
+			return errors.Join(c.SetWriteBuffer(1<<20), c.SetReadBuffer(1<<20))
+		}
+		c, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(big))
 		if err != nil {
 			return fmt.Errorf("open nftables: %w", err)
 		}
-		if err := build(c); err != nil {
-			return err
-		}
-		return c.Flush()
-	})
+		t.conn = c
+	}
+	err := f(t.conn)
+	if err != nil {
+		t.conn.CloseLasting()
+		t.conn = nil
+	}
+	return err
 }
 
 func (t *nsThread) stop() {
 	close(t.reqs)
 	<-t.done
 	t.h.Close()
+}
+
+// dump calls a function that lists kernel objects again while the list was
+// changed under it. After some tries the last list will do: it lacks at most
+// what came or went meanwhile, and every list is looked at again later.
+func dump[T any](list func() ([]T, error)) (out []T, err error) {
+	err = retryDump(func() error { out, err = list(); return err })
+	return out, err
+}
+
+func retryDump(f func() error) error {
+	for range 10 {
+		if err := f(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return err
+		}
+	}
+	return nil
 }

@@ -60,9 +60,11 @@ type Network struct {
 	lent   []string
 	slots  map[string]*slot
 	pool   []*slot
-	dead   []*slot
+	dead   []*slot         // released, closed, to be destroyed
 	used   map[uint32]bool // numbers in use or not yet forgotten
 	next   uint32
+
+	dying []*slot // their interfaces may still be there; used by tend
 }
 
 // state is what must be known before the kernel can be asked.
@@ -390,7 +392,7 @@ func (n *Network) Destroy(ctx context.Context) error {
 	for _, s := range n.slots {
 		gone[s.addr] = true
 	}
-	for _, s := range n.dead {
+	for _, s := range append(n.dead, n.dying...) {
 		gone[s.addr] = true
 	}
 	if err := n.removeHost(ctx); err != nil {
@@ -410,7 +412,7 @@ func (n *Network) Destroy(ctx context.Context) error {
 	}
 	// A namespace lives on while a socket of ours is open in it, and a slot's
 	// while a sandbox uses it: links are removed by hand.
-	if links, err := n.router.h.LinkList(); err == nil {
+	if links, err := dump(n.router.h.LinkList); err == nil {
 		for _, l := range links {
 			if l.Type() == "veth" {
 				if err := n.router.h.LinkDel(l); err != nil && !isNotFound(err) {

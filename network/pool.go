@@ -18,9 +18,12 @@ import (
 
 // AcquireOptions says for whom a slot is and what it may reach.
 type AcquireOptions struct {
-	Owner  string // not empty; Reconcile compares it
+	Owner  string // 1 to 128 bytes; Reconcile compares it
 	Policy Policy
 }
+
+// maxOwner keeps a slot's record within metaSize, JSON's escapes included.
+const maxOwner = 128
 
 // Acquire hands out a slot from the pool, or makes one when the pool is empty,
 // with the policy in force. When the policy cannot be installed the slot is
@@ -30,6 +33,9 @@ type AcquireOptions struct {
 func (n *Network) Acquire(ctx context.Context, o AcquireOptions) (*Slot, error) {
 	if o.Owner == "" {
 		return nil, sandbox.Invalid.Errorf("network: slot without owner")
+	}
+	if len(o.Owner) > maxOwner {
+		return nil, sandbox.Invalid.Errorf("network: owner of %d bytes: at most %d", len(o.Owner), maxOwner)
 	}
 	if err := o.Policy.check(); err != nil {
 		return nil, err
@@ -45,7 +51,7 @@ func (n *Network) Acquire(ctx context.Context, o AcquireOptions) (*Slot, error) 
 	n.mu.Lock()
 	s.Owner = o.Owner
 	n.mu.Unlock()
-	if err := n.change(s, o.Policy); err != nil {
+	if err := n.setPolicy(s, o.Policy); err != nil {
 		n.discard(s)
 		return nil, sandbox.Internal.Errorf("acquire slot: %w", err)
 	}
@@ -114,9 +120,9 @@ func (n *Network) freeNumber() (uint32, bool) {
 	return 0, false
 }
 
-// change puts policy p in force for a busy slot: kernel, record and DNS. On
+// setPolicy puts policy p in force for a busy slot: kernel, record and DNS. On
 // error the slot may be in any state that is not more open than before.
-func (n *Network) change(s *slot, p Policy) error {
+func (n *Network) setPolicy(s *slot, p Policy) error {
 	n.rules.RLock()
 	defer n.rules.RUnlock()
 	n.dns.set(s.addr, s.dns, None)
@@ -128,16 +134,16 @@ func (n *Network) change(s *slot, p Policy) error {
 	}
 	// The record is never more open than the kernel: a daemon that dies in
 	// between comes back to the narrower of the two.
-	if err := set(Policy{Mode: None}); err != nil {
-		return fmt.Errorf("save slot: %w", err)
+	if s.Policy.Mode.opens() {
+		if err := set(Policy{Mode: None}); err != nil {
+			return fmt.Errorf("save slot: %w", err)
+		}
 	}
 	if err := n.install(s, p.Mode); err != nil {
 		return fmt.Errorf("install policy: %w", err)
 	}
-	if p.Mode != None {
-		if err := set(p); err != nil {
-			return fmt.Errorf("save slot: %w", err)
-		}
+	if err := set(p); err != nil {
+		return fmt.Errorf("save slot: %w", err)
 	}
 	n.dns.set(s.addr, s.dns, p.Mode)
 	return nil
@@ -148,37 +154,47 @@ func (n *Network) change(s *slot, p Policy) error {
 // does not depend on what was before; only a missing table is an error.
 func (n *Network) install(s *slot, m Mode) error {
 	return n.router.do(func() error {
+		flag := "ipv4/conf/" + s.veth + "/forwarding"
 		if !m.opens() {
-			if err := setSysctl("ipv4/conf/"+s.veth+"/forwarding", "0"); err != nil {
+			if err := setSysctl(flag, "0"); err != nil {
 				return err
 			}
 		}
-		c, err := nftables.New()
-		if err != nil {
-			return err
-		}
-		for _, e := range []struct {
-			set   *nftables.Set
-			elems []nftables.SetElement
-		}{{setOpen(), openKey(s)}, {mapPolicy(), policyEntry(s, Public)}} {
-			if err := c.SetAddElements(e.set, e.elems); err != nil {
-				return err
+		err := n.router.withNft(func(c *nftables.Conn) error {
+			for _, e := range []change{{setOpen(), openKey(s)}, {mapPolicy(), policyEntry(s, Public)}} {
+				if err := e.apply(c, m.opens()); err != nil {
+					return err
+				}
 			}
-			if m.opens() {
-				continue
-			}
-			if err := c.SetDeleteElements(e.set, e.elems); err != nil {
-				return err
-			}
+			return c.Flush()
+		})
+		if err == nil && m.opens() {
+			err = setSysctl(flag, "1")
 		}
-		if err := c.Flush(); err != nil {
-			return err
-		}
-		if m.opens() {
-			return setSysctl("ipv4/conf/"+s.veth+"/forwarding", "1")
-		}
-		return nil
+		return err
 	})
+}
+
+// change is a set and elements that are to be in it or not.
+type change struct {
+	set   *nftables.Set
+	elems []nftables.SetElement
+}
+
+// apply queues what makes the elements present or absent, whatever they were:
+// an element may be added twice, and is added before it is removed.
+func (e change) apply(c *nftables.Conn, present bool) error {
+	if err := addElements(c, e.set, e.elems); err != nil || present {
+		return err
+	}
+	for elems := e.elems; len(elems) > 0; {
+		k := min(len(elems), 256)
+		if err := c.SetDeleteElements(e.set, elems[:k]); err != nil {
+			return err
+		}
+		elems = elems[k:]
+	}
+	return nil
 }
 
 // SetPolicy replaces the policy of a slot. It is in force for every packet
@@ -199,8 +215,8 @@ func (n *Network) SetPolicy(ctx context.Context, slotID string, p Policy) (Appli
 		return Applied{}, err
 	}
 	defer n.letGo(s)
-	if err := n.change(s, p); err != nil {
-		if cerr := n.change(s, Policy{Mode: None}); cerr != nil {
+	if err := n.setPolicy(s, p); err != nil {
+		if cerr := n.setPolicy(s, Policy{Mode: None}); cerr != nil {
 			err = errors.Join(err, cerr)
 		}
 		return Applied{}, sandbox.Internal.Errorf("set policy of slot %s: %w", slotID, err)
@@ -256,7 +272,7 @@ func (n *Network) discard(s *slot) {
 	if err := os.Remove(filepath.Join(s.dir, metaFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		n.log.Warn("remove slot record", "slot", s.ID, "err", err)
 	}
-	if err := n.closeSlot(s); err != nil {
+	if err := n.closeSlots(s); err != nil {
 		// The interface goes next, which closes it for good.
 		n.log.Warn("close slot", "slot", s.ID, "err", err)
 	}
@@ -308,7 +324,7 @@ func (n *Network) tend() {
 	tick := time.NewTicker(tendEvery)
 	defer tick.Stop()
 	backoff := time.Duration(0)
-	var again <-chan time.Time
+	var again, dying <-chan time.Time
 	for {
 		select {
 		case <-n.ctx.Done():
@@ -318,10 +334,14 @@ func (n *Network) tend() {
 				n.log.Error("check network", "err", err)
 			}
 		case <-n.wake:
+		case <-dying:
 		case <-again:
 			again = nil
 		}
-		n.bury()
+		dying = nil
+		if n.bury() > 0 {
+			dying = time.After(50 * time.Millisecond)
+		}
 		if again != nil {
 			continue // still backing off
 		}
@@ -335,7 +355,7 @@ func (n *Network) tend() {
 	}
 }
 
-// refill makes slots until the pool is full or something else needs doing.
+// refill makes slots until the pool is full.
 func (n *Network) refill() error {
 	for n.ctx.Err() == nil {
 		n.mu.Lock()
@@ -354,35 +374,68 @@ func (n *Network) refill() error {
 	return nil
 }
 
-// bury destroys the slots released so far, then forgets their flows in one
-// sweep, and only then gives their numbers back.
-func (n *Network) bury() {
+// linkGrace is how long the kernel has for taking a dead slot's interface away
+// with its namespace, which it does for many at once and so at less cost, and
+// with less waiting for others, than one by one. A sandbox that still runs
+// keeps the namespace, and loses the interface after this time.
+const linkGrace = time.Second
+
+// bury moves the destruction of released slots on: namespaces first, then,
+// when an interface has gone, the flows are forgotten and the number is given
+// back. It returns how many are not finished. Only tend calls it.
+func (n *Network) bury() int {
 	n.mu.Lock()
-	dead := n.dead
+	fresh := n.dead
 	n.dead = nil
 	n.mu.Unlock()
-	if len(dead) == 0 {
-		return
-	}
-	gone := map[netip.Addr]bool{}
-	for _, s := range dead {
-		if err := n.unmakeSlot(s); err != nil {
+	now := time.Now()
+	for _, s := range fresh {
+		if err := dropSlotDir(s.dir); err != nil {
 			// Its number stays taken; the next Open tries again.
 			n.log.Error("destroy slot", "slot", s.ID, "err", err)
 			continue
 		}
+		s.dropped = now
+		n.dying = append(n.dying, s)
+	}
+	if len(n.dying) == 0 {
+		return 0
+	}
+	var rest []*slot
+	gone := map[netip.Addr]bool{}
+	var numbers []uint32
+	for _, s := range n.dying {
+		l, err := n.router.h.LinkByName(s.veth)
+		if err != nil && !isNotFound(err) {
+			n.log.Error("find interface", "slot", s.ID, "err", err)
+			rest = append(rest, s)
+			continue
+		}
+		if err == nil {
+			if now.Sub(s.dropped) < linkGrace {
+				rest = append(rest, s)
+				continue
+			}
+			if err := n.router.h.LinkDel(l); err != nil && !isNotFound(err) {
+				n.log.Error("remove interface", "slot", s.ID, "err", err)
+				rest = append(rest, s)
+				continue
+			}
+		}
 		gone[s.addr] = true
+		numbers = append(numbers, s.N)
 	}
 	if err := n.forgetFlows(gone); err != nil {
-		n.log.Error("forget flows", "err", err)
+		n.log.Error("forget flows", "err", err) // all of them stay dying
+		return len(n.dying)
 	}
+	n.dying = rest
 	n.mu.Lock()
-	for _, s := range dead {
-		if gone[s.addr] {
-			delete(n.used, s.N)
-		}
+	for _, i := range numbers {
+		delete(n.used, i)
 	}
 	n.mu.Unlock()
+	return len(rest)
 }
 
 // flowsOf matches the connection-tracking entries of a set of addresses.
@@ -400,7 +453,10 @@ func (n *Network) forgetFlows(addrs map[netip.Addr]bool) error {
 	}
 	var errs []error
 	for _, t := range []*nsThread{n.router, n.host} {
-		_, err := t.h.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, flowsOf(addrs))
+		err := retryDump(func() error {
+			_, err := t.h.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, flowsOf(addrs))
+			return err
+		})
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			errs = append(errs, err)
 		}

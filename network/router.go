@@ -138,7 +138,9 @@ func (n *Network) configureRouter() error {
 			return fmt.Errorf("add route %s: %w", r.Dst, err)
 		}
 	}
-	old, err := h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: slotRoutes}, netlink.RT_FILTER_TABLE)
+	old, err := dump(func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: slotRoutes}, netlink.RT_FILTER_TABLE)
+	})
 	if err != nil {
 		return fmt.Errorf("list router routes: %w", err)
 	}
@@ -161,7 +163,7 @@ func (n *Network) configureRouter() error {
 // from outside to the main table, all others to the slots' table, and nothing
 // past it.
 func (n *Network) ensureRules() error {
-	have, err := n.router.h.RuleList(netlink.FAMILY_V4)
+	have, err := dump(func() ([]netlink.Rule, error) { return n.router.h.RuleList(netlink.FAMILY_V4) })
 	if err != nil {
 		return fmt.Errorf("list routing rules: %w", err)
 	}
@@ -338,15 +340,13 @@ func perIface(s *nftables.Set, e expr.Any) exprs {
 func (t *nsThread) hasTable(name string) (bool, error) {
 	found := false
 	err := t.do(func() error {
-		c, err := nftables.New()
-		if err != nil {
+		return t.withNft(func(c *nftables.Conn) error {
+			ts, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+			for _, t := range ts {
+				found = found || t.Name == name
+			}
 			return err
-		}
-		ts, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
-		for _, t := range ts {
-			found = found || t.Name == name
-		}
-		return err
+		})
 	})
 	return found, err
 }

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -12,10 +13,13 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"vivarium/sandbox"
 )
 
 // Slot is one sandbox's network.
@@ -52,12 +56,13 @@ type slotMeta struct {
 
 type slot struct {
 	slotMeta
-	dir  string
-	veth string
-	addr netip.Addr
-	gw   netip.Addr
-	dns  *dnsClient
-	busy bool // a policy change or release is under way; guarded by Network.mu
+	dir     string
+	veth    string
+	addr    netip.Addr
+	gw      netip.Addr
+	dns     *dnsClient
+	dropped time.Time // when its namespace was let go; used by tend
+	busy    bool      // a policy change or release is under way; guarded by Network.mu
 }
 
 const (
@@ -97,18 +102,27 @@ func (n *Network) export(s *slot) *Slot {
 		MAC: in, HostVeth: s.veth, MTU: n.mtu, Applied: n.applied(s.Policy)}
 }
 
-// saveMeta replaces the slot's record. No fsync: a crash of the host takes the
-// kernel's side of the slot away as well.
+// metaSize is the length of a slot's record on disk, padded with spaces.
+const metaSize = 1024
+
+// saveMeta overwrites the slot's record in one write of one length, which a
+// killed daemon has done wholly or not at all. It is not synced: what takes
+// unwritten pages away takes the kernel's side of the slot away as well.
 func (s *slot) saveMeta() error {
 	b, err := json.Marshal(s.slotMeta)
 	if err != nil {
 		return err
 	}
-	tmp := filepath.Join(s.dir, metaFile+".tmp")
-	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+	if len(b) > metaSize {
+		return sandbox.Invalid.Errorf("slot record of %d bytes is too long", len(b))
+	}
+	b = append(b, bytes.Repeat([]byte{' '}, metaSize-len(b))...)
+	f, err := os.OpenFile(filepath.Join(s.dir, metaFile), os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
 		return err
 	}
-	return os.Rename(tmp, filepath.Join(s.dir, metaFile))
+	_, err = f.Write(b)
+	return errors.Join(err, f.Close())
 }
 
 // makeSlot makes slot number i, closed. On error nothing is left of it.
@@ -196,19 +210,18 @@ func ipNet31(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(31, 32)}
 }
 
-// closeSlot takes every permission of s away in one transaction, also when
-// some were never given: each element is added first so that its removal
-// cannot fail.
-func (n *Network) closeSlot(s *slot) error {
+// closeSlots takes every permission of slots away in one transaction, also
+// those that were never given.
+func (n *Network) closeSlots(ss ...*slot) error {
+	var slots, open, policy []nftables.SetElement
+	for _, s := range ss {
+		slots = append(slots, slotKey(s)...)
+		open = append(open, openKey(s)...)
+		policy = append(policy, policyEntry(s, Public)...)
+	}
 	return n.router.nft(func(c *nftables.Conn) error {
-		for _, e := range []struct {
-			set   *nftables.Set
-			elems []nftables.SetElement
-		}{{setSlots(), slotKey(s)}, {setOpen(), openKey(s)}, {mapPolicy(), policyEntry(s, Public)}} {
-			if err := c.SetAddElements(e.set, e.elems); err != nil {
-				return err
-			}
-			if err := c.SetDeleteElements(e.set, e.elems); err != nil {
+		for _, e := range []change{{setSlots(), slots}, {setOpen(), open}, {mapPolicy(), policy}} {
+			if err := e.apply(c, false); err != nil {
 				return err
 			}
 		}
@@ -223,7 +236,7 @@ func (n *Network) unmakeSlot(s *slot) error {
 	if err := os.Remove(filepath.Join(s.dir, metaFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, err)
 	}
-	if err := n.closeSlot(s); err != nil {
+	if err := n.closeSlots(s); err != nil {
 		errs = append(errs, fmt.Errorf("close slot: %w", err))
 	}
 	if l, err := n.router.h.LinkByName(s.veth); err == nil {
@@ -243,10 +256,8 @@ func dropSlotDir(dir string) error {
 	if err := dropNetns(filepath.Join(dir, netnsFile)); err != nil {
 		return err
 	}
-	for _, f := range []string{metaFile, metaFile + ".tmp"} {
-		if err := os.Remove(filepath.Join(dir, f)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
+	if err := os.Remove(filepath.Join(dir, metaFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
 	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -261,7 +272,7 @@ func (n *Network) loadSlots() error {
 	if err != nil {
 		return fmt.Errorf("list slots: %w", err)
 	}
-	links, err := n.router.h.LinkList()
+	links, err := dump(n.router.h.LinkList)
 	if err != nil {
 		return fmt.Errorf("list router links: %w", err)
 	}
