@@ -111,6 +111,7 @@ type Network struct {
 	Resolvers []string `yaml:"resolvers"`
 	Pool      int      `yaml:"pool"`
 	Grants    []Grant  `yaml:"grants"`
+	Deny      []string `yaml:"deny"`
 }
 
 // Grant lets sandboxes with a network reach a special-purpose range, which
@@ -160,10 +161,8 @@ func Default() *Config {
 			Network: Duration(10 * time.Second), Guest: Duration(30 * time.Second),
 			Ready: Duration(2 * time.Minute), Stop: Duration(30 * time.Second),
 		},
-		Spool: Spool{PerExec: 16 * mib, PerSandbox: 64 * mib},
-		Network: Network{
-			Subnet: "10.213.0.0/16", Pool: 16,
-		},
-		Images: Images{DiskBudget: 50 * gib, MaxLayerBytes: 20 * gib, MaxEntries: 5_000_000},
+		Spool:   Spool{PerExec: 16 * mib, PerSandbox: 64 * mib},
+		Network: Network{Pool: 16},
+		Images:  Images{DiskBudget: 50 * gib, MaxLayerBytes: 20 * gib, MaxEntries: 5_000_000},
 	}
 }

@@ -146,12 +146,14 @@ func (c *Config) validateResources(
 }
 
 func (c *Config) validateNetwork(bad func(string, string, ...any), between func(string, int, int, int)) {
-	p, err := netip.ParsePrefix(c.Network.Subnet)
-	switch {
-	case err != nil || !p.Addr().Is4() || p != p.Masked():
-		bad("network.subnet", "%q is not an IPv4 network such as 10.213.0.0/16", c.Network.Subnet)
-	case !p.Addr().IsPrivate() || p.Bits() < 8 || p.Bits() > 24:
-		bad("network.subnet", "%q is not a private network between /8 and /24", c.Network.Subnet)
+	if c.Network.Subnet != "" {
+		p, err := netip.ParsePrefix(c.Network.Subnet)
+		switch {
+		case err != nil || !p.Addr().Is4() || p != p.Masked():
+			bad("network.subnet", "%q is not an IPv4 network such as 10.213.0.0/16", c.Network.Subnet)
+		case !p.Addr().IsPrivate() || p.Bits() < 8 || p.Bits() > 27:
+			bad("network.subnet", "%q is not a private network between /8 and /27", c.Network.Subnet)
+		}
 	}
 	between("network.pool", c.Network.Pool, 0, 1024)
 	for i, r := range c.Network.Resolvers {
@@ -159,6 +161,11 @@ func (c *Config) validateNetwork(bad func(string, string, ...any), between func(
 			if _, err := netip.ParseAddrPort(r); err != nil {
 				bad(index("network.resolvers", i), "%q is not an address", r)
 			}
+		}
+	}
+	for i, d := range c.Network.Deny {
+		if _, err := netip.ParsePrefix(d); err != nil {
+			bad(index("network.deny", i), "%q is not a network such as 192.0.2.0/24", d)
 		}
 	}
 	for i, g := range c.Network.Grants {

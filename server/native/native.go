@@ -53,6 +53,10 @@ type Backend struct {
 	Engine Engine
 	Images Images
 	Tokens *server.Tokens
+	// ImageInUse says whether a sandbox needs an image; nil is none does.
+	ImageInUse func(id string) bool
+	// BuildBase makes base images; nil where this node cannot.
+	BuildBase BuildBase
 }
 
 // Register puts the API on a server.
@@ -63,7 +67,7 @@ func Register(s *server.Server, b Backend, in *server.Interceptor) {
 	handle(vivariumv1connect.NewExecServiceHandler(&execs{eng: b.Engine}, opts...))
 	handle(vivariumv1connect.NewFileServiceHandler(&files{eng: b.Engine}, opts...))
 	handle(vivariumv1connect.NewPortServiceHandler(&ports{eng: b.Engine}, opts...))
-	handle(vivariumv1connect.NewImageServiceHandler(&images{store: b.Images}, opts...))
+	handle(vivariumv1connect.NewImageServiceHandler(&images{store: b.Images, inUse: b.ImageInUse, base: b.BuildBase}, opts...))
 	handle(vivariumv1connect.NewDaemonServiceHandler(&daemon{eng: b.Engine, tokens: b.Tokens}, opts...))
 	reflector := grpcreflect.NewStaticReflector(
 		vivariumv1connect.SandboxServiceName, vivariumv1connect.ExecServiceName,
