@@ -50,11 +50,10 @@ func connectFD(family int, to unix.Sockaddr, within time.Duration) (*conn, error
 		return c, nil
 	}
 	c.deadline(within)
-	first := true
 	werr := c.raw.Write(func(fd uintptr) bool {
-		if first {
-			first = false
-			return false // wait until it can be written to
+		pfd := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+		if n, perr := unix.Poll(pfd, 0); n == 0 || perr == unix.EINTR {
+			return false // not connected yet
 		}
 		var v int
 		if v, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR); err == nil && v != 0 {
