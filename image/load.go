@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path"
-	"runtime"
 	"strings"
 	"time"
 
@@ -139,27 +138,32 @@ func (l *loader) load(ctx context.Context, r io.Reader) ([]*Image, error) {
 	return l.rootfs(ctx, f)
 }
 
-// rootfs loads the tar of a root file system: one layer, and a config that we
-// make.
+// rootfs loads the tar of a root file system as one layer.
 func (l *loader) rootfs(ctx context.Context, r io.Reader) ([]*Image, error) {
-	var c ociConfig
-	c.OS, c.Architecture = "linux", runtime.GOARCH
-	if l.o.Platform != "" {
-		c.OS, c.Architecture, c.Variant = l.want.OS, l.want.Architecture, l.want.Variant
-	}
-	cfg := Config{}
 	if l.o.Config != nil {
-		cfg = l.o.Config.clone()
+		cfg := l.o.Config.clone()
+		if err := cfg.check(); err != nil {
+			return nil, err
+		}
+		l.o.Config = &cfg
 	}
-	if err := cfg.check(); err != nil {
-		return nil, err
-	}
-	c.setConfig(cfg)
 	src := layerSource{open: func(context.Context) (io.ReadCloser, error) { return io.NopCloser(ctxReader{ctx, r}), nil }}
 	b, err := l.s.convert(ctx, []layerSource{src}, l.meter.add)
 	if err != nil {
 		return nil, err
 	}
+	return l.record(ctx, b, "rootfs")
+}
+
+// record publishes a converted image that came without a config, under one
+// that we make.
+func (l *loader) record(ctx context.Context, b *built, form string) ([]*Image, error) {
+	c := ociConfig{OS: l.want.OS, Architecture: l.want.Architecture, Variant: l.want.Variant}
+	cfg := Config{}
+	if l.o.Config != nil {
+		cfg = l.o.Config.clone()
+	}
+	c.setConfig(cfg)
 	c.RootFS.Type = "layers"
 	for _, d := range b.diffIDs {
 		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, d.String())
@@ -169,9 +173,8 @@ func (l *loader) rootfs(ctx context.Context, r io.Reader) ([]*Image, error) {
 		b.remove()
 		return nil, err
 	}
-	img := l.image(digestOf(raw), digestOf(raw), "rootfs")
-	img.Config, img.Platform = cfg, platformString(v1.Platform{OS: c.OS, Architecture: c.Architecture, Variant: c.Variant})
-	img.Created = time.Now().UTC()
+	img := l.image(digestOf(raw), digestOf(raw), form)
+	img.Config, img.Platform, img.Created = cfg, platformString(l.want), time.Now().UTC()
 	return l.publish(ctx, img, b, nil)
 }
 
