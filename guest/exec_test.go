@@ -215,7 +215,7 @@ func TestExecPTY(t *testing.T) {
 	t.Parallel()
 	b := start(t)
 	s, err := b.StartExec(b.ctx(), newID(), sandbox.ExecSpec{
-		Argv: []string{"sh", "-c", `stty -echo; tty >/dev/null && echo terminal $TERM; stty size; read a; stty size; echo got $a; sleep 1000`}, Stdin: sandbox.StdinPipe, PTY: &sandbox.WindowSize{Rows: 30, Cols: 100},
+		Argv: []string{"sh", "-c", `stty -echo; tty >/dev/null && echo terminal $TERM; stty size; read a; stty size; echo got $a; exec sleep 1000`}, Stdin: sandbox.StdinPipe, PTY: &sandbox.WindowSize{Rows: 30, Cols: 100},
 	})
 	if err != nil {
 		t.Fatal(err)
