@@ -186,6 +186,16 @@ func TestA17Flood(t *testing.T) {
 	sg, good := l.acquire(n, Public)
 	server := netip.AddrPortFrom(s.DNS, 53).String()
 
+	// TCP connections beyond the slot's share are closed, not queued.
+	var conns []net.Conn
+	for range 3 * dnsSlotTCPConns {
+		c, err := bad.dial("tcp", server, 2*time.Second)
+		if err != nil {
+			continue
+		}
+		defer c.Close()
+		conns = append(conns, c)
+	}
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Add(1)
@@ -209,16 +219,6 @@ func TestA17Flood(t *testing.T) {
 			c.Write(b)
 		}
 	}()
-	// TCP connections beyond the slot's share are closed, not queued.
-	var conns []net.Conn
-	for range 3 * dnsSlotTCPConns {
-		c, err := bad.dial("tcp", server, 2*time.Second)
-		if err != nil {
-			continue
-		}
-		defer c.Close()
-		conns = append(conns, c)
-	}
 	for n.dns.dropped.Load() < 5000 {
 		time.Sleep(time.Millisecond)
 	}

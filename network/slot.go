@@ -189,6 +189,7 @@ func (n *Network) wireSlot(s *slot, ns *os.File) error {
 	}{
 		{"bring loopback up", func() error { return h.LinkSetUp(lo) }},
 		{"set router address", func() error { return rh.AddrAdd(rl, pair(s.gw)) }},
+		{"give veth a queue", func() error { return n.router.do(func() error { return enableGRO(s.veth) }) }},
 		{"bring veth up", func() error { return rh.LinkSetUp(rl) }},
 		// Permanent entries: nobody has to ask, and no answer can change them.
 		{"set router neighbour", func() error { return rh.NeighSet(neigh(rl.Attrs().Index, s.addr, in)) }},
