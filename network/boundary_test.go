@@ -2,6 +2,7 @@ package network
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -419,6 +420,38 @@ func TestNoneReachesNothing(t *testing.T) {
 	}
 	if r.hits() != 0 || n.dns.dropped.Load() != 0 {
 		t.Error("a DNS query got through")
+	}
+}
+
+// TestRefusalIsQuick: what is denied fails at once, not after a timeout.
+func TestRefusalIsQuick(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.opts.Grants = []Grant{{Prefix: netip.MustParsePrefix("203.0.113.80/32"), Ports: []uint16{80}}}
+	n := l.open()
+	s, pub := l.acquire(n, Public)
+	none, closed := l.acquire(n, None)
+	for a, p := range map[string]*place{
+		"169.254.169.254:80": pub, "10.0.0.2:443": pub, "5.5.5.2:22": pub, "203.0.113.80:81": pub,
+		netip.AddrPortFrom(none.Addr, 1).String(): pub, netip.AddrPortFrom(s.Gateway, 22).String(): pub,
+		netip.AddrPortFrom(s.DNS, 22).String(): pub,
+		"8.8.8.8:80":                           closed, "10.0.0.2:80": closed,
+		netip.AddrPortFrom(none.DNS, 53).String(): closed,
+	} {
+		if c, err := p.dial("tcp", a, 30*time.Second); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("TCP to %s: %v", a, err)
+			if err == nil {
+				c.Close()
+			}
+		}
+		c, err := p.dial("udp", a, time.Second)
+		must(t, err)
+		c.Write([]byte("x"))
+		c.SetReadDeadline(time.Now().Add(30 * time.Second))
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("UDP to %s: %v", a, err)
+		}
+		c.Close()
 	}
 }
 

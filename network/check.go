@@ -60,7 +60,7 @@ func Check(ctx context.Context, o Options) []Finding {
 	if !add("network namespaces", tryNamespace(), "", none, "run as root, with CAP_NET_ADMIN and CAP_SYS_ADMIN, on a kernel with CONFIG_NET_NS and CONFIG_VETH (modprobe veth)") {
 		return out
 	}
-	add("nftables", inScratch(tryNftables), "", none, "modprobe nf_tables nft_ct nft_masq nft_fib_inet nft_limit nft_connlimit, on a kernel of version 5.10 or later")
+	add("nftables", inScratch(tryNftables), "", none, "modprobe nf_tables nft_ct nft_masq nft_fib_inet nft_limit nft_connlimit nft_reject_inet, on a kernel of version 5.10 or later")
 	add("routing rules", inScratch(tryRules), "", none, "use a kernel with CONFIG_IP_MULTIPLE_TABLES")
 
 	n := &Network{opts: o, dir: filepath.Join(o.Dir, "net")}
@@ -169,6 +169,8 @@ func tryNftables() error {
 	t.hook("pre", nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw, nftables.ChainPolicyDrop,
 		rule(ifaceAndSource(), exprs{in(pairs, true)}, drop()),
 		rule(daddrType(expr.CmpOpEq, unix.RTN_LOCAL), exprs{&expr.Notrack{}}, drop()))
+	t.hook("refuse", nftables.ChainHookPrerouting, *nftables.ChainPriorityMangle, nftables.ChainPolicyAccept,
+		rule(l4proto(unix.IPPROTO_TCP), exprs{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}))
 	t.hook("fwd", nftables.ChainHookForward, *nftables.ChainPriorityFilter, nftables.ChainPolicyDrop,
 		rule(iifIn(ifs, false), daddrIn(ranges), ctState(expr.CtStateBitNEW), drop()),
 		rule(oifGroup(expr.CmpOpNeq, uplinkGroup), drop()),

@@ -235,10 +235,10 @@ func (n *Network) rebuild(r *registry) error {
 	if err := n.configureRouter(); err != nil {
 		return err
 	}
+	if err := n.forwardUplink(); err != nil {
+		return err
+	}
 	err = n.router.do(func() error {
-		if err := setSysctl("ipv4/conf/"+routerUplink+"/forwarding", "1"); err != nil {
-			return err
-		}
 		for _, s := range n.slots {
 			v := "0"
 			if s.Policy.Mode.opens() {
@@ -259,6 +259,17 @@ func (n *Network) rebuild(r *registry) error {
 		}
 	}
 	return n.forward(n.facts.egress)
+}
+
+// forwardUplink lets the router forward what comes in from outside.
+func (n *Network) forwardUplink() error {
+	return n.router.do(func() error {
+		const flag = "ipv4/conf/" + routerUplink + "/forwarding"
+		if v, err := getSysctl(flag); err == nil && v == "1" {
+			return nil
+		}
+		return setSysctl(flag, "1")
+	})
 }
 
 // refresh repairs what others changed and follows changes of the host.
@@ -318,10 +329,18 @@ func (n *Network) refresh() error {
 			return fmt.Errorf("update host addresses: %w", err)
 		}
 	}
-	if !addrsSame {
-		if err := n.configureRouter(); err != nil {
-			return err
-		}
+	// The rest is cheap to put in place again whether it is missing or not.
+	if err := n.ensureUplink(); err != nil {
+		return err
+	}
+	if err := n.configureHost(); err != nil {
+		return err
+	}
+	if err := n.configureRouter(); err != nil {
+		return err
+	}
+	if err := n.forwardUplink(); err != nil {
+		return err
 	}
 	return n.forward(f.egress)
 }

@@ -106,6 +106,15 @@ func icmpType(t byte) exprs {
 	})
 }
 
+// tcpReset matches a TCP segment with the RST flag.
+func tcpReset() exprs {
+	return exprs{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{0x04}, Xor: []byte{0}},
+		cmp(expr.CmpOpNeq, []byte{0}),
+	}
+}
+
 // ctState matches when any of the given expr.CtStateBit flags is set.
 func ctState(bits uint32) exprs {
 	return exprs{
