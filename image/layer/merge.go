@@ -112,16 +112,18 @@ func (m *Merger) entry(h *tar.Header, data io.Reader) error {
 
 // whiteout removes what lower layers have; it never creates anything.
 func (m *Merger) whiteout(parents []string, base string) error {
+	name := base[len(whiteoutPrefix):]
+	if name == "" || name == "." || name == ".." {
+		return sandbox.Invalid.Errorf("whiteout of %q", name)
+	}
 	c, err := m.t.walkDirs(parents, false)
 	if err != nil || c == nil {
 		return err
 	}
-	switch name := base[len(whiteoutPrefix):]; {
+	switch {
 	case base == whiteoutOpaque:
 		m.t.sweep(c.dir)
 	case strings.HasPrefix(base, whiteoutMeta):
-	case name == "" || name == "." || name == "..":
-		return sandbox.Invalid.Errorf("whiteout of %q", name)
 	default:
 		m.t.remove(c.dir, name)
 	}
