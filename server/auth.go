@@ -129,21 +129,41 @@ func (t *Tokens) Authenticate(ctx context.Context, header string) (Token, error)
 	return c.token, nil
 }
 
+// ValidSecret says whether s has the form of a secret.
+func ValidSecret(s string) bool {
+	b, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(s, TokenPrefix))
+	return err == nil && len(b) == 32 && strings.HasPrefix(s, TokenPrefix)
+}
+
 // Create makes a token and returns its secret, which is shown this once.
 func (t *Tokens) Create(ctx context.Context, tok Token) (Token, string, error) {
-	if err := checkTenant(tok.Tenant); err != nil {
-		return Token{}, "", err
-	}
-	if len(tok.Name) > 128 {
-		return Token{}, "", sandbox.Invalid.Errorf("the name of a token is at most 128 bytes long")
-	}
-	tok.ID = newID("tk-")
-	tok.Created = t.now()
 	secret, hash := NewSecret()
-	if err := t.store.CreateToken(ctx, tok, hash); err != nil {
+	tok, err := t.create(ctx, tok, hash)
+	if err != nil {
 		return Token{}, "", err
 	}
 	return tok, secret, nil
+}
+
+// Adopt makes a token of a secret that exists already.
+func (t *Tokens) Adopt(ctx context.Context, tok Token, secret string) error {
+	if !ValidSecret(secret) {
+		return sandbox.Invalid.Errorf("the secret has not the form of one")
+	}
+	_, err := t.create(ctx, tok, HashSecret(secret))
+	return err
+}
+
+func (t *Tokens) create(ctx context.Context, tok Token, hash TokenHash) (Token, error) {
+	if err := checkTenant(tok.Tenant); err != nil {
+		return Token{}, err
+	}
+	if len(tok.Name) > 128 {
+		return Token{}, sandbox.Invalid.Errorf("the name of a token is at most 128 bytes long")
+	}
+	tok.ID = newID("tk-")
+	tok.Created = t.now()
+	return tok, t.store.CreateToken(ctx, tok, hash)
 }
 
 // List returns every token; never a secret.

@@ -1,0 +1,264 @@
+// Package cli is the command line, one file per verb. Verbs talk to a daemon
+// through package client; what runs in this process (serve, doctor, bench) is
+// given by the caller in Hooks, so that tests need no more than the verbs.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"vivarium/client"
+	"vivarium/config"
+	"vivarium/sandbox"
+)
+
+// Finding is one thing that doctor looked at.
+type Finding struct {
+	Name     string `json:"name"`
+	OK       bool   `json:"ok"`
+	Severity string `json:"severity,omitempty"` // error, warning
+	Detail   string `json:"detail,omitempty"`   // what was found
+	Effect   string `json:"effect,omitempty"`   // what does not work because of it
+	Fix      string `json:"fix,omitempty"`      // the exact command or setting
+}
+
+// BenchOptions say what to measure.
+type BenchOptions struct {
+	Bench   string // tti, exec, density, churn, io
+	N       int
+	Runtime string
+	Peers   []string // runsc, podman, bwrap
+	Image   string
+	JSON    bool
+	Server  string
+	Token   string
+	DataDir string
+	Out     io.Writer
+	Err     io.Writer
+}
+
+// Hooks are what the verbs run in this process.
+type Hooks struct {
+	Serve   func(ctx context.Context, cfg *config.Config) error
+	Doctor  func(ctx context.Context, cfg *config.Config) []Finding
+	Bench   func(ctx context.Context, o BenchOptions) error
+	Version string
+	// GVisorVersion is that of the library inside.
+	GVisorVersion string
+}
+
+// Streams are what a command reads and writes. A terminal is recognised by
+// being an *os.File.
+type Streams struct {
+	In     io.Reader
+	Out    io.Writer
+	Err    io.Writer
+	Getenv func(string) string
+	// Environ is the whole environment, for the config of serve.
+	Environ []string
+}
+
+// DefaultDataDir is where the daemon keeps its data unless told otherwise.
+const DefaultDataDir = "/var/lib/vivarium"
+
+// Exit codes of run and exec for what is not the command's own; as docker has
+// them.
+const (
+	exitError   = 1
+	exitUsage   = 2
+	exitFailed  = 125 // the sandbox or the daemon failed
+	exitNotExec = 126 // the command cannot be executed
+	exitMissing = 127 // the command does not exist
+)
+
+// exitCode ends the process with a code. With err it is told as well.
+type exitCode struct {
+	code int
+	err  error
+}
+
+func (e *exitCode) Error() string {
+	if e.err != nil {
+		return e.err.Error()
+	}
+	return fmt.Sprintf("exit code %d", e.code)
+}
+
+func (e *exitCode) Unwrap() error { return e.err }
+
+// failed is an error of run or exec that is not the command's.
+func failed(err error) error {
+	if err == nil {
+		return nil
+	}
+	var ec *exitCode
+	if errors.As(err, &ec) {
+		return err
+	}
+	return &exitCode{exitFailed, err}
+}
+
+type app struct {
+	Streams
+	hooks   Hooks
+	server  string
+	token   string
+	dataDir string
+}
+
+// New makes the command tree.
+func New(s Streams, h Hooks) *cobra.Command {
+	if s.Getenv == nil {
+		s.Getenv = func(string) string { return "" }
+	}
+	a := &app{Streams: s, hooks: h}
+	root := &cobra.Command{
+		Use:           "viv",
+		Short:         "Give every agent a computer of its own",
+		Long:          "viv starts isolated sandboxes, runs commands in them and moves files in and out.\nA daemon does the work: `viv serve` starts it.",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.NoArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetIn(s.In)
+	root.SetOut(s.Out)
+	root.SetErr(s.Err)
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.PersistentFlags().StringVar(&a.server, "server", "", "address of the daemon: http://HOST:PORT or unix:///PATH (VIV_SERVER)")
+	root.PersistentFlags().StringVar(&a.token, "token", "", "token to call it with (VIV_TOKEN)")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitCode{exitUsage, err} })
+	root.AddCommand(
+		a.serveCmd(), a.runCmd(), a.createCmd(), a.execCmd(), a.psCmd(), a.inspectCmd(), a.logsCmd(), a.cpCmd(),
+		a.stopCmd(), a.rmCmd(), a.extendCmd(), a.eventsCmd(), a.waitCmd(), a.imagesCmd(), a.pullCmd(), a.loadCmd(),
+		a.imageCmd(), a.doctorCmd(), a.benchCmd(), a.tokenCmd(), a.versionCmd(), a.completionCmd(),
+	)
+	return root
+}
+
+// Run runs one command line and returns the exit code.
+func Run(ctx context.Context, args []string, s Streams, h Hooks) int {
+	root := New(s, h)
+	root.SetArgs(args)
+	return Report(s.Err, root.ExecuteContext(ctx))
+}
+
+// Report tells an error on w and returns the exit code for it.
+func Report(w io.Writer, err error) int {
+	if err == nil {
+		return 0
+	}
+	var ec *exitCode
+	code := exitError
+	if errors.As(err, &ec) {
+		code = ec.code
+		if ec.err == nil {
+			return code
+		}
+		err = ec.err
+	}
+	for i, line := range strings.Split(strings.TrimSpace(err.Error()), "\n") {
+		if i == 0 {
+			line = "viv: " + line
+		}
+		fmt.Fprintln(w, clean(line))
+	}
+	if h := sandbox.HintOf(err); h != "" {
+		fmt.Fprintln(w, "  "+clean(h))
+	}
+	return code
+}
+
+func (a *app) dir() string {
+	if a.dataDir != "" {
+		return a.dataDir
+	}
+	if d := a.Getenv("VIV_DATA_DIR"); d != "" {
+		return d
+	}
+	return DefaultDataDir
+}
+
+// address finds the daemon: the flag, VIV_SERVER, its unix socket if that may
+// be used, else the default port.
+func (a *app) address() string {
+	if a.server != "" {
+		return a.server
+	}
+	if s := a.Getenv("VIV_SERVER"); s != "" {
+		return s
+	}
+	sock := a.dir() + "/viv.sock"
+	if fi, err := os.Stat(sock); err == nil && fi.Mode().Type() == os.ModeSocket {
+		return "unix://" + sock
+	}
+	return "http://127.0.0.1:7878"
+}
+
+// secret finds the token: the flag, VIV_TOKEN, else the daemon's own file where
+// this user may read it.
+func (a *app) secret() string {
+	if a.token != "" {
+		return a.token
+	}
+	if s := a.Getenv("VIV_TOKEN"); s != "" {
+		return s
+	}
+	f, err := os.Open(a.dir() + "/token")
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	b, _ := io.ReadAll(io.LimitReader(f, 256))
+	return strings.TrimSpace(string(b))
+}
+
+// client returns a client of the daemon.
+func (a *app) client() (*client.Client, error) { return client.New(a.address(), a.secret()) }
+
+// usage is an error in how a command was called.
+func usage(format string, args ...any) *exitCode {
+	return &exitCode{exitUsage, sandbox.Invalid.Errorf(format, args...)}
+}
+
+// exactly and atLeast are cobra's checks with words for the arguments.
+func exactly(words ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != len(words) {
+			return usage("%s takes %s", cmd.CommandPath(), strings.Join(words, " "))
+		}
+		return nil
+	}
+}
+
+func atLeast(word string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return usage("%s takes at least one %s", cmd.CommandPath(), word)
+		}
+		return nil
+	}
+}
+
+// each calls fn for every argument and goes on after an error.
+func eachArg(args []string, fn func(string) error) error {
+	var errs []error
+	for _, arg := range args {
+		if err := fn(arg); err != nil {
+			if len(args) > 1 {
+				err = &sandbox.Error{Kind: sandbox.KindOf(err), Msg: arg, Err: err}
+			}
+			errs = append(errs, err)
+		}
+	}
+	if len(errs) == 1 {
+		return errs[0]
+	}
+	return errors.Join(errs...)
+}
