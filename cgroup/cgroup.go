@@ -52,10 +52,10 @@ type hierarchy interface {
 	procs(path string) ([]int, error)
 	stats(path string) (Stats, error)
 	remove(path string) error
-	// spawn runs fn so that the processes that it starts on its own goroutine
-	// are born in the group. dir is the group's directory for
-	// CLONE_INTO_CGROUP, nil where the kernel or hierarchy has no such thing.
-	spawn(path string, fn func(dir *os.File) error) error
+	// spawn runs fn, which starts a process and returns its pid, so that the
+	// process is in the group when spawn returns. dir is the group's directory
+	// for CLONE_INTO_CGROUP, nil where the hierarchy has no such thing.
+	spawn(path string, fn func(dir *os.File) (int, error)) error
 }
 
 // Mode names the kind of hierarchy that this host has: v1, hybrid, v2, or none.
@@ -187,10 +187,11 @@ func (g *Group) Update(l Limits) error {
 	return nil
 }
 
-// Spawn runs fn so that the processes that it starts on its own goroutine are
-// born in the group; dir is for SysProcAttr.CgroupFD and nil where that cannot
-// be used.
-func (g *Group) Spawn(fn func(dir *os.File) error) error { return g.h.spawn(g.path, fn) }
+// Spawn runs fn, which starts a process and returns its pid. With cgroup v2 it
+// is born in the group: dir is for SysProcAttr.CgroupFD. With v1 dir is nil, and
+// it is moved there, with its descendants, after fn. On error the process may be
+// running outside: the caller kills it.
+func (g *Group) Spawn(fn func(dir *os.File) (pid int, err error)) error { return g.h.spawn(g.path, fn) }
 
 // Stats of the group.
 func (g *Group) Stats() (Stats, error) {

@@ -118,13 +118,14 @@ func (h *v2) remove(path string) error {
 	return nil
 }
 
-func (h *v2) spawn(path string, fn func(dir *os.File) error) error {
+func (h *v2) spawn(path string, fn func(dir *os.File) (int, error)) error {
 	dir, err := os.Open(h.mount + path)
 	if err != nil {
 		return kinded("open cgroup "+path, err)
 	}
 	defer dir.Close()
-	return fn(dir)
+	_, err = fn(dir)
+	return err
 }
 
 // filepathParts yields the names along an absolute path.

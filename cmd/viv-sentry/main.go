@@ -1,0 +1,37 @@
+// Command viv-sentry is what gVisor re-executes: the sentry itself. It is a
+// binary of its own, embedded in viv, because starting it is paid for at every
+// boot of a sandbox and a binary with nothing else in it starts in half the
+// time. It is kept, per version, for as long as a sandbox of that version
+// lives.
+//
+// With the argument "forward" it instead opens one connection into a running
+// sandbox of its own version and hands it back: this is how a daemon of a newer
+// version reaches sandboxes that an older one started.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"gvisor.dev/gvisor/runsc/cli"
+	"gvisor.dev/gvisor/runsc/cmd"
+	"gvisor.dev/gvisor/runsc/cmd/sentry/sentrycmd"
+	"gvisor.dev/gvisor/runsc/cmd/util"
+
+	"vivarium/runtime/gvisor/forward"
+)
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == forward.Verb {
+		if err := forward.Main(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	cli.Run(nil, map[util.SubCommand]string{
+		new(sentrycmd.Boot):   "",
+		new(cmd.Gofer):        "",
+		new(sentrycmd.Umount): "",
+	}, nil)
+}

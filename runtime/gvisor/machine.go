@@ -1,0 +1,241 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	gsandbox "gvisor.dev/gvisor/runsc/sandbox"
+	"gvisor.dev/gvisor/runsc/specutils"
+
+	"vivarium/cgroup"
+	"vivarium/runtime/gvisor/forward"
+	"vivarium/sandbox"
+)
+
+// killTimeout bounds the end of a machine: SIGKILL to all of it, then the wait
+// until the kernel has let go.
+const killTimeout = 10 * time.Second
+
+// machine is one pod.
+type machine struct {
+	r     *Runtime
+	id    string
+	slot  sandbox.Slot
+	group *cgroup.Group
+	sb    *gsandbox.Sandbox
+	pid   int    // of the sentry
+	old   string // sentry binary, where it is of another gVisor version
+	done  chan struct{}
+	pidfd *os.File
+
+	mu      sync.Mutex
+	started bool // the sub-container; guarded by mu
+	removed bool // guarded by mu
+}
+
+var _ sandbox.Machine = (*machine)(nil)
+
+func (m *machine) ID() string { return m.id }
+
+func (m *machine) Slot() string { return m.slot.ID }
+
+func (m *machine) Address() netip.Addr { return m.slot.Address.Addr() }
+
+func (m *machine) Done() <-chan struct{} { return m.done }
+
+func (m *machine) main() string { return m.id + "-main" }
+
+// watch closes done when the sentry has died. It waits in the runtime's poller:
+// a thread per machine would be a thousand threads.
+func (m *machine) watch() error {
+	fd, err := unix.PidfdOpen(m.pid, unix.PIDFD_NONBLOCK)
+	if errors.Is(err, unix.ESRCH) {
+		close(m.done)
+		return nil
+	}
+	if err != nil {
+		return sandbox.Internal.Errorf("watch sentry: %w", err)
+	}
+	// the pid may have been given to another process since it was written down:
+	// then it is not in our group
+	pids, err := m.group.Procs()
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	if !contains(pids, m.pid) {
+		unix.Close(fd)
+		close(m.done)
+		return nil
+	}
+	m.pidfd = os.NewFile(uintptr(fd), "pidfd:"+strconv.Itoa(m.pid))
+	raw, err := m.pidfd.SyscallConn()
+	if err != nil {
+		return sandbox.Internal.Errorf("watch sentry: %w", err)
+	}
+	go func() {
+		// pidfd_open(2): readable once the process has terminated
+		if err := raw.Read(func(fd uintptr) bool {
+			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			n, err := unix.Poll(fds, 0)
+			return err == nil && n > 0
+		}); err != nil {
+			m.r.log.Error("watch sentry", "machine", m.id, "err", err)
+			return
+		}
+		// reap it if it is our child; ECHILD if an earlier daemon's
+		_, _ = unix.Wait4(m.pid, nil, unix.WNOHANG, nil)
+		close(m.done)
+	}()
+	return nil
+}
+
+func contains(pids []int, pid int) bool {
+	for _, p := range pids {
+		if p == pid {
+			return true
+		}
+	}
+	return false
+}
+
+// Start implements sandbox.Machine: it runs the guest on the sandbox's image.
+func (m *machine) Start(ctx context.Context, s sandbox.StartSpec) error {
+	m.mu.Lock()
+	if m.started {
+		m.mu.Unlock()
+		return sandbox.Conflict.Errorf("machine %s was started before", m.id)
+	}
+	m.started = true
+	m.mu.Unlock()
+	r := m.r
+	spec, err := r.mainSpec(m.id, m.slot, s)
+	if err != nil {
+		return err
+	}
+	// a pooled machine was booted with the size of its class
+	if err := m.group.Update(limits(s.Resources)); err != nil {
+		return err
+	}
+	if err := r.opts.Fail("start.files"); err != nil {
+		return err
+	}
+	image, err := os.Open(s.ImagePath)
+	if err != nil {
+		return sandbox.Internal.Errorf("open image: %w", err)
+	}
+	defer image.Close()
+	guest, err := os.Open(r.opts.GuestImage)
+	if err != nil {
+		return sandbox.Internal.Errorf("open guest image: %w", err)
+	}
+	defer guest.Close()
+	// named, so that its blocks can be counted, and removed with the directory
+	upper, err := os.OpenFile(m.upper(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return hostError("make upper file", err)
+	}
+	defer upper.Close()
+	if err := r.opts.Fail("start.container"); err != nil {
+		return err
+	}
+	out := sink()
+	err = bounded(ctx, func() error {
+		if err := m.sb.CreateSubcontainer(r.conf, m.main(), nil); err != nil {
+			return err
+		}
+		return m.sb.StartSubcontainer(spec, r.conf, m.main(), []*os.File{out, out, out},
+			[]*os.File{image, guest}, []*os.File{upper}, nil,
+			[]specutils.GoferMountConf{
+				{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: strconv.FormatInt(s.Resources.Disk, 10)},
+				{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
+			})
+	})
+	if err != nil {
+		return m.failure("start main container", err)
+	}
+	return r.opts.Fail("start.done")
+}
+
+func (m *machine) upper() string { return filepath.Join(m.r.dir(m.id), "upper") }
+
+// Dial implements sandbox.Machine.
+func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
+	select {
+	case <-m.done:
+		return nil, sandbox.Gone.Errorf("machine %s has died", m.id)
+	default:
+	}
+	if m.old != "" {
+		return forward.DialWith(ctx, m.old, m.sb, m.main(), GuestPort)
+	}
+	return forward.Dial(ctx, m.sb, m.main(), GuestPort)
+}
+
+// Usage implements sandbox.Machine.
+func (m *machine) Usage() (sandbox.Usage, error) {
+	if m.group == nil {
+		return sandbox.Usage{}, sandbox.Gone.Errorf("machine %s: its cgroup is gone", m.id)
+	}
+	s, err := m.group.Stats()
+	if err != nil {
+		return sandbox.Usage{}, err
+	}
+	u := sandbox.Usage{Memory: s.Memory, PeakMemory: s.PeakMemory, CPU: s.CPU, Pids: s.Pids, OOM: s.OOMKills > 0}
+	var st unix.Stat_t
+	if err := unix.Stat(m.upper(), &st); err == nil {
+		u.Disk = st.Blocks * 512 // stat(2): in units of 512 bytes
+	}
+	return u, nil
+}
+
+// Kill implements sandbox.Machine.
+func (m *machine) Kill(ctx context.Context) error {
+	if m.group == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, killTimeout)
+	defer cancel()
+	// the sentry is process 1 of its namespace: with it the kernel ends all
+	// of its stubs. By pidfd: the pid itself could be someone else's by now.
+	if m.pidfd != nil {
+		if raw, err := m.pidfd.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { _ = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+		}
+	}
+	select {
+	case <-m.done:
+	case <-ctx.Done():
+	}
+	return m.group.Kill(ctx)
+}
+
+// Remove implements sandbox.Machine.
+func (m *machine) Remove(ctx context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.removed {
+		return nil
+	}
+	if err := m.Kill(ctx); err != nil {
+		return err
+	}
+	if err := m.r.remove(ctx, m.id, m.slot.ID); err != nil {
+		return err
+	}
+	if m.pidfd != nil {
+		m.pidfd.Close()
+	}
+	m.removed = true
+	return nil
+}
+
+func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
