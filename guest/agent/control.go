@@ -248,6 +248,11 @@ func prepare(s *wire.Setup) error {
 		}
 		note(fileError("write", name, err))
 	}
+	for _, dir := range s.Unmount {
+		if err := unix.Unmount(dir, 0); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+			note(sandbox.Unsupported.Errorf("unmount %s: %w", dir, err))
+		}
+	}
 	if s.Hostname != "" {
 		if err := unix.Sethostname([]byte(s.Hostname)); err != nil {
 			note(sandbox.Unsupported.Errorf("set host name: %w", err))
@@ -262,6 +267,7 @@ func prepare(s *wire.Setup) error {
 			note(fileError("make directory", dir, mkdirAll(p, 0o777)))
 		}
 	}
+	note(dropCaps(s.DropCaps))
 	return first
 }
 

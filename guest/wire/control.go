@@ -1,6 +1,9 @@
 package wire
 
 import (
+	"fmt"
+	"strconv"
+
 	"time"
 )
 
@@ -118,18 +121,32 @@ type Setup struct {
 	ResolvConf string // contents of /etc/resolv.conf
 	MachineID  string // contents of /etc/machine-id
 	Dirs       []string
+	Unmount    []string // mount points that the image shall not have
+	DropCaps   []int    // capabilities(7), by number, to give up for good after all this
 }
 
 // Append appends s as a payload.
 func (s *Setup) Append(b []byte) []byte {
 	b = AppendString(AppendString(AppendString(AppendString(b, s.Hostname), s.Hosts), s.ResolvConf), s.MachineID)
-	return AppendStrings(b, s.Dirs)
+	b = AppendStrings(AppendStrings(b, s.Dirs), s.Unmount)
+	caps := make([]string, len(s.DropCaps))
+	for i, c := range s.DropCaps {
+		caps[i] = strconv.Itoa(c)
+	}
+	return AppendStrings(b, caps)
 }
 
 // DecodeSetup decodes a Setup.
 func DecodeSetup(b []byte) (Setup, error) {
 	d := NewDec(b)
-	s := Setup{Hostname: d.String(255), Hosts: d.String(32 << 10), ResolvConf: d.String(8 << 10), MachineID: d.String(64), Dirs: d.Strings(64, MaxPath)}
+	s := Setup{Hostname: d.String(255), Hosts: d.String(32 << 10), ResolvConf: d.String(8 << 10), MachineID: d.String(64), Dirs: d.Strings(64, MaxPath), Unmount: d.Strings(64, MaxPath)}
+	for _, c := range d.Strings(64, 3) {
+		n, err := strconv.Atoi(c)
+		if err != nil || n < 0 || n > 63 {
+			return Setup{}, fmt.Errorf("capability %q", c)
+		}
+		s.DropCaps = append(s.DropCaps, n)
+	}
 	return s, d.End()
 }
 
