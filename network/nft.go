@@ -136,9 +136,10 @@ func gotoChain(name string) exprs {
 // table collects a whole table and commits it in one transaction with the
 // removal of its predecessor, so that there is no moment without rules.
 type table struct {
-	c   *nftables.Conn
-	t   *nftables.Table
-	err error
+	c    *nftables.Conn
+	t    *nftables.Table
+	sets uint32 // ids given so far
+	err  error
 }
 
 func replaceTable(c *nftables.Conn, name string) *table {
@@ -174,6 +175,10 @@ func (t *table) rules(c *nftables.Chain, rules []exprs) {
 
 func (t *table) set(s *nftables.Set, elems []nftables.SetElement) *nftables.Set {
 	s.Table = t.t
+	// Ids matter within one transaction only. Left to the library they come
+	// from a counter that it does not guard.
+	t.sets++
+	s.ID = t.sets
 	if t.err == nil {
 		t.err = t.c.AddSet(s, nil)
 	}
