@@ -78,7 +78,7 @@ type dnsServer struct {
 	clients map[netip.Addr]*dnsClient // only those with an open policy
 }
 
-func (n *Network) startDNS() (*dnsServer, error) {
+func (n *Network) startDNS() error {
 	s := &dnsServer{filter: n.opts.allows, upstream: n.newUpstream(), cache: newDNSCache(4096), clients: map[netip.Addr]*dnsClient{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	addr := netip.AddrPortFrom(n.dnsAddr(), 53)
@@ -96,12 +96,13 @@ func (n *Network) startDNS() (*dnsServer, error) {
 		if s.pc != nil {
 			s.pc.Close()
 		}
-		return nil, err
+		return err
 	}
 	s.wg.Add(2)
 	go s.serveUDP()
 	go s.serveTCP()
-	return s, nil
+	n.dns = s
+	return nil
 }
 
 func (s *dnsServer) stop() {

@@ -231,6 +231,12 @@ func (n *Network) ensureUplink() error {
 		}
 	}
 	n.uplink, n.up0 = hl, rl
+	if hl.Attrs().MTU == n.mtu && rl.Attrs().MTU == n.mtu {
+		return nil
+	}
+	if err := errors.Join(n.host.h.LinkSetMTU(hl, n.mtu), n.router.h.LinkSetMTU(rl, n.mtu)); err != nil {
+		return fmt.Errorf("set MTU of uplink: %w", err)
+	}
 	return nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"sort"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -592,6 +593,125 @@ func TestE4KilledAnywhere(t *testing.T) {
 	must(t, n.Destroy(context.Background()))
 	if d := diff(before, l.inventory()); d != "" {
 		t.Errorf("left behind:\n%s", d)
+	}
+}
+
+// TestE4FailAnywhere makes each step fail: an Open that fails leaves nothing of
+// a new network, an Acquire that fails leaves no slot and nothing open.
+func TestE4FailAnywhere(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	ctx := context.Background()
+	before := l.inventory()
+	var steps []string
+	note := func(s string) error { steps = append(steps, s); return nil }
+
+	l.opts.failpoint = note
+	n, err := Open(ctx, l.opts)
+	must(t, err)
+	opening := steps
+	steps = nil
+	_, err = n.Acquire(ctx, AcquireOptions{Owner: "x", Policy: Policy{Mode: Public}})
+	must(t, err)
+	acquiring := steps
+	must(t, n.Destroy(ctx))
+	if len(opening) < 13 || len(acquiring) < 12 {
+		t.Fatalf("steps: %q, %q", opening, acquiring)
+	}
+	boom := errors.New("boom")
+	failAt := func(want string) func(string) error {
+		return func(s string) error {
+			if s == want {
+				return boom
+			}
+			return nil
+		}
+	}
+	for _, step := range opening {
+		l.opts.failpoint = failAt(step)
+		if n, err := Open(ctx, l.opts); !errors.Is(err, boom) || sandbox.KindOf(err) != sandbox.Internal {
+			t.Fatalf("%s: %v, %v", step, n, err)
+		}
+		if d := diff(before, l.inventory()); d != "" {
+			t.Fatalf("after failure to %s, left behind:\n%s", step, d)
+		}
+	}
+	l.opts.failpoint = nil
+	n = l.open()
+	// From here on only this goroutine uses n.
+	n.cancel()
+	<-n.tended
+	n.ctx, n.cancel = context.WithCancel(ctx)
+	for _, step := range acquiring {
+		n.opts.failpoint = failAt(step)
+		if s, err := n.Acquire(ctx, AcquireOptions{Owner: "x", Policy: Policy{Mode: Public}}); !errors.Is(err, boom) || sandbox.KindOf(err) != sandbox.Internal {
+			t.Fatalf("%s: %v, %v", step, s, err)
+		}
+		n.opts.failpoint = nil
+		for n.bury() > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		links, err := n.router.h.LinkList()
+		must(t, err)
+		entries, err := os.ReadDir(n.slotsDir())
+		must(t, err)
+		must(t, n.router.do(func() error {
+			return n.router.withNft(func(c *nftables.Conn) error {
+				for _, set := range []*nftables.Set{setSlots(), setOpen(), mapPolicy()} {
+					es, err := c.GetSetElements(set)
+					if err != nil || len(es) > 0 {
+						t.Errorf("%s: set %s has %d elements, %v", step, set.Name, len(es), err)
+					}
+				}
+				return nil
+			})
+		}))
+		if len(links) != 2 || len(entries) != 0 || len(n.used) != 0 || len(n.slots) != 0 {
+			t.Errorf("%s: %d links, %d directories, %d numbers, %d slots left", step, len(links), len(entries), len(n.used), len(n.slots))
+		}
+	}
+}
+
+// TestManyAtOnce: callers in parallel never share a slot or an address.
+func TestManyAtOnce(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.opts.Pool = 4
+	n := l.open()
+	var mu sync.Mutex
+	held := map[netip.Addr]string{}
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for i := range 8 {
+				s, err := n.Acquire(context.Background(), AcquireOptions{Owner: fmt.Sprint(w), Policy: Policy{Mode: []Mode{None, Public}[i%2]}})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				if other, ok := held[s.Addr]; ok {
+					t.Errorf("%s has the address of %s", s.ID, other)
+				}
+				held[s.Addr] = s.ID
+				mu.Unlock()
+				if _, err := n.SetPolicy(context.Background(), s.ID, Policy{Mode: Public}); err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				delete(held, s.Addr)
+				mu.Unlock()
+				if err := n.Release(context.Background(), s.ID); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	wg.Wait()
+	if lost, err := n.Reconcile(context.Background(), nil); err != nil || len(lost) != 0 {
+		t.Errorf("lost %v, %v", lost, err)
 	}
 }
 

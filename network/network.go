@@ -37,7 +37,8 @@ type Network struct {
 	routerNS     *os.File
 	uplink, up0  netlink.Link
 	subnet       netip.Prefix
-	mtu          int // bytes, of every link
+	mtu          int  // bytes, of every link
+	fresh        bool // Open found nothing of an earlier daemon
 	dns          *dnsServer
 
 	ctx    context.Context
@@ -85,6 +86,10 @@ func Open(ctx context.Context, o Options) (*Network, error) {
 	n := &Network{opts: o, dir: filepath.Join(o.Dir, "net"), log: o.Logger,
 		slots: map[string]*slot{}, used: map[uint32]bool{}, wake: make(chan struct{}, 1), tended: make(chan struct{})}
 	if err := n.open(ctx); err != nil {
+		if n.fresh {
+			// Nothing of it was there before and nobody uses it.
+			err = errors.Join(err, n.teardown(context.WithoutCancel(ctx)))
+		}
 		n.closeFiles()
 		if sandbox.KindOf(err) == sandbox.Internal {
 			return nil, sandbox.Internal.Errorf("open network: %w", err)
@@ -127,17 +132,18 @@ func (n *Network) open(ctx context.Context) (err error) {
 	if err := n.loadState(); err != nil {
 		return err
 	}
-	if err := n.ensureRouter(); err != nil {
-		return err
-	}
-	if err := n.router.do(routerSysctls); err != nil {
-		return fmt.Errorf("configure router: %w", err)
-	}
-	if err := n.ensureUplink(); err != nil {
-		return err
-	}
-	if err := n.loadSlots(); err != nil {
-		return err
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"make router", n.ensureRouter},
+		{"configure router", func() error { return n.router.do(routerSysctls) }},
+		{"make uplink", n.ensureUplink},
+		{"load slots", n.loadSlots},
+	} {
+		if err := n.run(step.name, step.do); err != nil {
+			return err
+		}
 	}
 	if err := n.rebuild(r); err != nil {
 		return err
@@ -147,6 +153,18 @@ func (n *Network) open(ctx context.Context) (err error) {
 			n.pool = append(n.pool, s)
 		}
 		n.dns.set(s.addr, s.dns, s.Policy.Mode)
+	}
+	return nil
+}
+
+// run does one step of opening.
+func (n *Network) run(name string, do func() error) error {
+	err := do()
+	if err == nil {
+		err = n.opts.reach(name)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }
@@ -192,6 +210,7 @@ func (n *Network) loadState() error {
 	if n.subnet, err = n.chooseSubnet(n.facts); err != nil {
 		return err
 	}
+	n.fresh = true
 	if b, err = json.Marshal(state{n.opts.Instance, n.subnet}); err != nil {
 		return err
 	}
@@ -215,30 +234,33 @@ func writeFile(path string, b []byte) error {
 	return os.Rename(tmp, path)
 }
 
-// rebuild puts all rules, addresses, routes and flags in place, rules first.
-// It is the same for a new network and for one that is taken over.
+// rebuild puts all rules, addresses, routes and flags in place, rules first,
+// and starts DNS. It is the same for a new network and one that is taken over.
 func (n *Network) rebuild(r *registry) error {
-	lent, err := n.ensureForwarding(r, n.facts.egress)
-	if err != nil {
-		return err
+	for _, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"note forwarding", func() (err error) { n.lent, err = n.ensureForwarding(r, n.facts.egress); return }},
+		{"install host table", func() error { return n.installHost(n.facts, n.lent) }},
+		{"install router table", n.installRouter},
+		{"configure uplink", n.configureHost},
+		{"configure routes", n.configureRouter},
+		{"forward uplink", n.forwardUplink},
+		{"forward slots", n.forwardSlots},
+		{"start DNS", n.startDNS},
+		{"forward host", func() error { return n.forward(n.facts.egress) }},
+	} {
+		if err := n.run(step.name, step.do); err != nil {
+			return err
+		}
 	}
-	n.lent = lent
-	if err := n.installHost(n.facts, lent); err != nil {
-		return fmt.Errorf("install host table: %w", err)
-	}
-	if err := n.installRouter(); err != nil {
-		return fmt.Errorf("install router table: %w", err)
-	}
-	if err := n.configureHost(); err != nil {
-		return err
-	}
-	if err := n.configureRouter(); err != nil {
-		return err
-	}
-	if err := n.forwardUplink(); err != nil {
-		return err
-	}
-	err = n.router.do(func() error {
+	return nil
+}
+
+// forwardSlots sets each slot's forwarding as its policy wants it.
+func (n *Network) forwardSlots() error {
+	return n.router.do(func() error {
 		for _, s := range n.slots {
 			v := "0"
 			if s.Policy.Mode.opens() {
@@ -250,15 +272,6 @@ func (n *Network) rebuild(r *registry) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("set forwarding in router: %w", err)
-	}
-	if n.dns == nil {
-		if n.dns, err = n.startDNS(); err != nil {
-			return fmt.Errorf("start DNS: %w", err)
-		}
-	}
-	return n.forward(n.facts.egress)
 }
 
 // forwardUplink lets the router forward what comes in from outside.
@@ -404,6 +417,16 @@ func (n *Network) Destroy(ctx context.Context) error {
 	<-n.tended
 	n.ops.Wait()
 	n.dns.stop()
+	err := n.teardown(ctx)
+	n.closeFiles()
+	if err != nil {
+		return sandbox.Internal.Errorf("destroy network: %w", err)
+	}
+	return nil
+}
+
+// teardown removes what stands of the network, which may be only a part of it.
+func (n *Network) teardown(ctx context.Context) error {
 	var errs []error
 	// Forget flows before the interfaces go: nothing new can come afterwards
 	// that is not closed already.
@@ -417,8 +440,21 @@ func (n *Network) Destroy(ctx context.Context) error {
 	if err := n.removeHost(ctx); err != nil {
 		errs = append(errs, err)
 	}
-	if err := n.forgetFlows(gone); err != nil {
-		n.log.Warn("forget flows", "err", err)
+	if n.router == nil {
+		// Open got no further.
+	} else if links, err := dump(n.router.h.LinkList); err == nil {
+		// A namespace lives on while a socket of ours is open in it, and a
+		// slot's while a sandbox uses it: links are removed by hand.
+		for _, l := range links {
+			if l.Type() == "veth" {
+				if err := n.router.h.LinkDel(l); err != nil && !isNotFound(err) {
+					errs = append(errs, err)
+				}
+			}
+		}
+		if err := n.forgetFlows(gone); err != nil {
+			n.log.Warn("forget flows", "err", err)
+		}
 	}
 	entries, err := os.ReadDir(n.slotsDir())
 	if err != nil {
@@ -427,17 +463,6 @@ func (n *Network) Destroy(ctx context.Context) error {
 	for _, e := range entries {
 		if err := dropSlotDir(filepath.Join(n.slotsDir(), e.Name())); err != nil {
 			errs = append(errs, err)
-		}
-	}
-	// A namespace lives on while a socket of ours is open in it, and a slot's
-	// while a sandbox uses it: links are removed by hand.
-	if links, err := dump(n.router.h.LinkList); err == nil {
-		for _, l := range links {
-			if l.Type() == "veth" {
-				if err := n.router.h.LinkDel(l); err != nil && !isNotFound(err) {
-					errs = append(errs, err)
-				}
-			}
 		}
 	}
 	if err := dropNetns(n.routerPath()); err != nil {
@@ -449,9 +474,5 @@ func (n *Network) Destroy(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 	}
-	n.closeFiles()
-	if len(errs) > 0 {
-		return sandbox.Internal.Errorf("destroy network: %w", errors.Join(errs...))
-	}
-	return nil
+	return errors.Join(errs...)
 }

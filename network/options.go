@@ -58,6 +58,16 @@ type Options struct {
 	DNSRate int
 	// Logger receives what happens in the background. Nil discards it.
 	Logger *slog.Logger
+
+	failpoint func(step string) error // tests make steps fail with it
+}
+
+// reach is called at each step that a failure or a kill may interrupt.
+func (o *Options) reach(step string) error {
+	if o.failpoint == nil {
+		return nil
+	}
+	return o.failpoint(step)
 }
 
 var instanceRE = regexp.MustCompile(`^[a-z0-9]{1,6}$`)

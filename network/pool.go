@@ -142,7 +142,11 @@ func (n *Network) setPolicy(s *slot, p Policy) error {
 	if err := n.install(s, p.Mode); err != nil {
 		return fmt.Errorf("install policy: %w", err)
 	}
-	if err := set(p); err != nil {
+	err := set(p)
+	if err == nil {
+		err = n.opts.reach("policy: save")
+	}
+	if err != nil {
 		return fmt.Errorf("save slot: %w", err)
 	}
 	n.dns.set(s.addr, s.dns, p.Mode)
@@ -168,6 +172,9 @@ func (n *Network) install(s *slot, m Mode) error {
 			}
 			return c.Flush()
 		})
+		if err == nil {
+			err = n.opts.reach("policy: rules")
+		}
 		if err == nil && m.opens() {
 			err = setSysctl(flag, "1")
 		}

@@ -143,10 +143,17 @@ func (n *Network) makeSlot(i uint32) (_ *slot, err error) {
 		return nil, fmt.Errorf("make slot: %w", err)
 	}
 	err = n.router.nft(func(c *nftables.Conn) error { return c.SetAddElements(setSlots(), slotKey(s)) })
+	if err == nil {
+		err = n.opts.reach("slot: register")
+	}
 	if err != nil {
 		return nil, fmt.Errorf("register slot: %w", err)
 	}
-	if err := s.saveMeta(); err != nil {
+	err = s.saveMeta()
+	if err == nil {
+		err = n.opts.reach("slot: save")
+	}
+	if err != nil {
 		return nil, fmt.Errorf("save slot: %w", err)
 	}
 	return s, nil
@@ -200,7 +207,11 @@ func (n *Network) wireSlot(s *slot, ns *os.File) error {
 			return h.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Gw: s.gw.AsSlice()})
 		}},
 	} {
-		if err := step.do(); err != nil {
+		err := step.do()
+		if err == nil {
+			err = n.opts.reach("slot: " + step.what)
+		}
+		if err != nil {
 			return fmt.Errorf("%s: %w", step.what, err)
 		}
 	}
