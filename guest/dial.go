@@ -4,9 +4,9 @@ import (
 	"context"
 	"io"
 	"net"
+	"os"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"vivarium/guest/wire"
@@ -41,7 +41,7 @@ func (c *Client) dialInside(ctx context.Context, user, path string, port int64, 
 		return nil, c.answered(h, p)
 	case wire.TReady:
 		h.c.SetDeadline(time.Time{})
-		return &portConn{c: c, h: h, addr: addr{network, path, port}}, nil
+		return c.newPortConn(h, addr{network, path, port}), nil
 	}
 	c.discard(h)
 	return nil, broken("frame of type %d for a dial", t)
@@ -60,20 +60,64 @@ func (a addr) String() string {
 	return net.JoinHostPort("sandbox", strconv.FormatInt(a.port, 10))
 }
 
-// portConn is a connection to a port inside.
+// portConn is a connection to a port inside. A goroutine takes what comes, so
+// that a user who only writes, or only reads, is not held up.
 type portConn struct {
 	c    *Client
 	h    *hostConn
 	addr addr
+	flow *wire.Flow
+	in   *wire.Queue
+	once sync.Once
 
-	rmu  sync.Mutex
-	rest []byte
-	err  error // what Read returns from now on
+	rmu   sync.Mutex
+	rest  []byte
+	tally wire.Tally
+	rdl   deadline
 
 	wmu  sync.Mutex
 	shut bool
-	once sync.Once
-	wdl  atomic.Pointer[time.Time]
+	wdl  deadline
+}
+
+func (c *Client) newPortConn(h *hostConn, a addr) *portConn {
+	p := &portConn{c: c, h: h, addr: a, flow: wire.NewFlow(), in: wire.NewQueue()}
+	go p.receive()
+	return p
+}
+
+func (p *portConn) receive() {
+	var err error
+	for err == nil {
+		var t wire.Type
+		var b []byte
+		if t, b, err = p.h.r.Next(); err != nil {
+			break
+		}
+		switch t {
+		case wire.TData:
+			err = p.in.Put(b)
+		case wire.TCredit:
+			err = p.flow.Credit(b)
+		case wire.TEnd:
+			d := wire.NewDec(b)
+			broke := d.Bool()
+			switch {
+			case d.End() != nil:
+				err = wire.ErrFrame
+			case broke:
+				p.in.End(sandbox.Unavailable.Errorf("the program inside broke the connection"))
+			default:
+				p.in.End(io.EOF)
+			}
+		default:
+			err = broken("frame of type %d from a port", t)
+		}
+		p.h.r.Idle()
+	}
+	err = p.c.failure(err)
+	p.in.End(err)
+	p.flow.Fail(err)
 }
 
 func (p *portConn) Read(b []byte) (int, error) {
@@ -82,33 +126,18 @@ func (p *portConn) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
-	for len(p.rest) == 0 {
-		if p.err != nil {
-			return 0, p.err
-		}
-		t, d, err := p.h.r.Next()
+	if len(p.rest) == 0 {
+		rest, err := p.in.TakeBy(p.rdl.get)
 		if err != nil {
-			if ne, ok := err.(net.Error); ok && ne.Timeout() {
-				return 0, err // a deadline of the caller's; it may go on
-			}
-			p.err = p.c.failure(err)
-			continue
+			return 0, err
 		}
-		switch t {
-		case wire.TData:
-			p.rest = d
-		case wire.TEnd:
-			dec := wire.NewDec(d)
-			p.err = io.EOF
-			if dec.Bool() {
-				p.err = sandbox.Unavailable.Errorf("the program inside broke the connection")
-			}
-		default:
-			p.err = broken("frame of type %d from a port", t)
-		}
+		p.rest = rest
 	}
 	n := copy(b, p.rest)
 	p.rest = p.rest[n:]
+	if total, tell := p.tally.Add(n); tell {
+		p.h.send(wire.TCredit, func(b []byte) []byte { return wire.AppendInt(b, total) }) // a failure shows in the next read
+	}
 	return n, nil
 }
 
@@ -119,8 +148,11 @@ func (p *portConn) Write(b []byte) (n int, err error) {
 		return 0, net.ErrClosed
 	}
 	for len(b) > 0 {
-		m := min(len(b), wire.MaxChunk)
-		if err := p.send(wire.TData, b[:m]); err != nil {
+		m, err := p.flow.WaitBy(len(b), p.wdl.get)
+		if err != nil {
+			return n, err
+		}
+		if err := p.h.data(wire.TData, nil, b[:m]); err != nil {
 			p.shut = true // part of a frame may be out
 			return n, p.c.failure(err)
 		}
@@ -138,11 +170,15 @@ func (p *portConn) CloseWrite() error {
 		return nil
 	}
 	p.shut = true
-	return p.send(wire.TEnd, nil)
+	return p.h.send(wire.TEnd, nil)
 }
 
 func (p *portConn) Close() error {
-	p.once.Do(func() { p.c.discard(p.h) })
+	p.once.Do(func() {
+		p.c.discard(p.h)
+		p.in.Abort(net.ErrClosed)
+		p.flow.Fail(net.ErrClosed)
+	})
 	return nil
 }
 
@@ -154,20 +190,43 @@ func (p *portConn) SetDeadline(t time.Time) error {
 	return p.SetReadDeadline(t)
 }
 
-func (p *portConn) SetReadDeadline(t time.Time) error { return p.h.c.SetReadDeadline(t) }
-
-// SetWriteDeadline also ends a write that waits.
-func (p *portConn) SetWriteDeadline(t time.Time) error {
-	p.wdl.Store(&t)
-	return p.h.c.SetWriteDeadline(t)
+func (p *portConn) SetReadDeadline(t time.Time) error {
+	p.rdl.set(t, p.in.Wake)
+	return nil
 }
 
-// send sends a frame by the caller's deadline. A program may take its time:
-// without one there is no bound.
-func (p *portConn) send(t wire.Type, b []byte) error {
-	var by time.Time
-	if d := p.wdl.Load(); d != nil {
-		by = *d
+func (p *portConn) SetWriteDeadline(t time.Time) error {
+	p.wdl.set(t, p.flow.Wake)
+	return nil
+}
+
+// deadline is a time after which waiting fails.
+type deadline struct {
+	mu    sync.Mutex
+	t     time.Time
+	timer *time.Timer
+}
+
+func (d *deadline) set(t time.Time, wake func()) {
+	d.mu.Lock()
+	d.t = t
+	if d.timer != nil {
+		d.timer.Stop()
+		d.timer = nil
 	}
-	return p.h.dataBy(by, t, nil, b)
+	if !t.IsZero() {
+		d.timer = time.AfterFunc(time.Until(t), wake)
+	}
+	d.mu.Unlock()
+	wake()
+}
+
+// get returns an error once the time has passed.
+func (d *deadline) get() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.t.IsZero() && !time.Now().Before(d.t) {
+		return os.ErrDeadlineExceeded
+	}
+	return nil
 }

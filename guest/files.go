@@ -325,7 +325,7 @@ func (c *Client) upload(ctx context.Context, ty wire.Type, fill func([]byte) []b
 		err  error
 	}
 	answered := make(chan answer, 1)
-	refused := make(chan struct{})
+	flow := wire.NewFlow()
 	go func() {
 		var a answer
 		// While r is slow the guest has nothing to say: only ctx ends this.
@@ -333,6 +333,12 @@ func (c *Client) upload(ctx context.Context, ty wire.Type, fill func([]byte) []b
 			h.c.SetReadDeadline(time.Time{})
 		}
 		rt, p, err := h.r.Next()
+		for err == nil && rt == wire.TCredit {
+			if err = flow.Credit(p); err == nil {
+				rt, p, err = h.r.Next()
+			}
+		}
+		defer flow.Fail(io.ErrClosedPipe)
 		switch {
 		case err != nil:
 			a.err = c.failure(ctxError(ctx, err))
@@ -345,7 +351,6 @@ func (c *Client) upload(ctx context.Context, ty wire.Type, fill func([]byte) []b
 			if a.err = e; err != nil {
 				a.err = lost(err)
 			}
-			close(refused)
 		default:
 			a.err = broken("frame of type %d for an upload", rt)
 		}
@@ -358,15 +363,17 @@ loop:
 	for {
 		n, err := r.Read(buf)
 		if n > 0 {
-			select {
-			case <-refused:
-				break loop
-			default:
+			for p := buf[:n]; len(p) > 0; {
+				m, err := flow.Wait(len(p))
+				if err != nil {
+					break loop // there is an answer
+				}
+				if werr = h.data(wire.TData, nil, p[:m]); werr != nil {
+					break loop
+				}
+				sent += int64(m)
+				p = p[m:]
 			}
-			if werr = h.data(wire.TData, nil, buf[:n]); werr != nil {
-				break
-			}
-			sent += int64(n)
 		}
 		if err == io.EOF {
 			werr = h.send(wire.TEnd, nil)

@@ -84,7 +84,9 @@ func (e *execution) read(i int) {
 		return
 	}
 	var trash []byte
+	var flow pace
 	for {
+		flow.wait()
 		e.mu.Lock()
 		var p []byte
 		for {
@@ -114,7 +116,7 @@ func (e *execution) read(i int) {
 		e.mu.Lock()
 		if n > 0 && !e.done {
 			o.ring.end += int64(n)
-			if n >= 32<<10 && !o.big && !e.pty {
+			if flow.took(n, e.exited) && !o.big && !e.pty {
 				o.big = true
 				raw.Control(func(fd uintptr) { unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
 			}
@@ -132,6 +134,40 @@ func (e *execution) read(i int) {
 			return
 		}
 		e.mu.Unlock()
+	}
+}
+
+// pace makes the reads of a fast stream of small writes larger: a program that
+// writes much in little pieces would otherwise wake us for each of them, which
+// costs more than the copying. Its pipe is large by then, so it does not wait.
+type pace struct {
+	since time.Time
+	bytes int
+	rest  bool
+}
+
+const (
+	paceSpan  = 20 * time.Millisecond
+	paceBytes = 256 << 10 // in a span: a fast stream
+	paceRead  = 64 << 10  // reads of that size are large enough
+)
+
+// took counts a read and says whether the stream is a fast one.
+func (p *pace) took(n int, ended bool) bool {
+	now := time.Now()
+	if now.Sub(p.since) > paceSpan {
+		p.since, p.bytes = now, 0
+	}
+	p.bytes += n
+	fast := p.bytes >= paceBytes
+	p.rest = fast && n < paceRead && !ended
+	return fast
+}
+
+func (p *pace) wait() {
+	if p.rest {
+		p.rest = false
+		time.Sleep(500 * time.Microsecond)
 	}
 }
 

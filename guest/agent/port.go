@@ -128,53 +128,91 @@ func (a *Agent) dialPort(c *conn, p []byte) error {
 	if err := c.frame(wire.TReady, nil); err != nil {
 		return err
 	}
+	s := &splice{c: c, t: t, flow: wire.NewFlow(), in: wire.NewQueue()}
 	var wg sync.WaitGroup
-	wg.Go(func() {
-		// From the port to the host. A broken connection counts as an end, but the
-		// host learns of the difference.
-		buf := *chunks.Get().(*[]byte)
-		defer chunks.Put(&buf)
-		for {
-			n, err := t.f.Read(buf)
-			if n > 0 {
-				if c.data(buf[:n]) != nil {
-					t.close()
-					return
-				}
-			}
-			if err != nil {
-				if c.frame(wire.TEnd, func(b []byte) []byte { return wire.AppendBool(b, !isEOF(err)) }) != nil {
-					t.close()
-				}
-				return
-			}
-		}
-	})
-	ended := false
-	for {
-		ty, b, err := c.r.Next()
-		if err != nil || ended || ty != wire.TData && ty != wire.TEnd {
-			// The host has closed (or does what it may not): nothing is to be
-			// delivered any more.
-			break
-		}
-		if ty == wire.TEnd {
-			ended = true
-			t.raw.Control(func(fd uintptr) { unix.Shutdown(int(fd), unix.SHUT_WR) })
-			continue
-		}
-		if t.send(b, nil) != nil {
-			// The program does not read any more; what it still says is passed on
-			// until it ends that as well.
-			continue
-		}
-	}
+	wg.Go(s.toHost)
+	wg.Go(s.toPort)
+	s.receive()
+	s.flow.Fail(errClosed)
+	s.in.Abort(errClosed)
 	t.close()
 	c.close()
 	wg.Wait()
 	return errClosed
 }
 
-var errClosed = errors.New("connection ended")
+// splice copies between the host's connection and one inside.
+type splice struct {
+	c, t *conn
+	flow *wire.Flow  // to the host
+	in   *wire.Queue // from the host
+}
 
-func isEOF(err error) bool { return errors.Is(err, io.EOF) }
+// receive takes the host's frames, without ever waiting for the port.
+func (s *splice) receive() {
+	for {
+		ty, b, err := s.c.r.Next()
+		if err != nil {
+			return
+		}
+		switch ty {
+		case wire.TData:
+			err = s.in.Put(b)
+		case wire.TEnd:
+			s.in.End(io.EOF)
+		case wire.TCredit:
+			err = s.flow.Credit(b)
+		default:
+			return
+		}
+		if err != nil {
+			return
+		}
+		s.c.r.Idle()
+	}
+}
+
+// toPort writes what came to the program. When that does not read any more, it
+// is dropped, and what the program still says goes on to the host.
+func (s *splice) toPort() {
+	var tally wire.Tally
+	dead := false
+	for {
+		b, err := s.in.Take()
+		if err != nil {
+			s.t.raw.Control(func(fd uintptr) { unix.Shutdown(int(fd), unix.SHUT_WR) })
+			return
+		}
+		if !dead {
+			dead = s.t.send(b, nil) != nil
+		}
+		if total, tell := tally.Add(len(b)); tell && s.c.credit(total) != nil {
+			return
+		}
+	}
+}
+
+// toHost reads from the program. The host learns whether it ended or broke.
+func (s *splice) toHost() {
+	buf := *chunks.Get().(*[]byte)
+	defer chunks.Put(&buf)
+	for {
+		n, err := s.t.f.Read(buf)
+		for have := 0; have < n; {
+			m, ferr := s.flow.Wait(n - have)
+			if ferr != nil || s.c.data(buf[have:have+m]) != nil {
+				s.c.close()
+				return
+			}
+			have += m
+		}
+		if err != nil {
+			if s.c.frame(wire.TEnd, func(b []byte) []byte { return wire.AppendBool(b, !errors.Is(err, io.EOF)) }) != nil {
+				s.c.close()
+			}
+			return
+		}
+	}
+}
+
+var errClosed = errors.New("connection ended")

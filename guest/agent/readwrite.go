@@ -3,6 +3,7 @@ package agent
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"io"
 	"path"
 	"strconv"
 	"sync"
@@ -108,6 +109,57 @@ func (c *conn) refuse(err error) error {
 	}
 }
 
+// upload takes the bytes that the host sends, and says how far it is.
+type upload struct {
+	c     *conn
+	tally wire.Tally
+	last  int // bytes returned, not yet counted
+	rest  []byte
+	err   error
+}
+
+// next returns the next bytes, valid until the next call; at the end io.EOF.
+// Asking for more says that the last ones are dealt with.
+func (u *upload) next() ([]byte, error) {
+	if u.err != nil {
+		return nil, u.err
+	}
+	if total, tell := u.tally.Add(u.last); tell {
+		if u.err = u.c.credit(total); u.err != nil {
+			return nil, u.err
+		}
+	}
+	t, b, err := u.c.r.Next()
+	switch {
+	case err != nil:
+		u.err = err
+	case t == wire.TEnd:
+		u.err = io.EOF
+	case t != wire.TData:
+		u.err = wire.ErrFrame
+	}
+	u.last = len(b)
+	return b, u.err
+}
+
+// Read makes an io.Reader of it.
+func (u *upload) Read(p []byte) (int, error) {
+	for len(u.rest) == 0 {
+		b, err := u.next()
+		if err != nil {
+			return 0, err
+		}
+		u.rest = b
+	}
+	n := copy(p, u.rest)
+	u.rest = u.rest[n:]
+	return n, nil
+}
+
+func (c *conn) credit(total int64) error {
+	return c.frame(wire.TCredit, func(b []byte) []byte { return wire.AppendInt(b, total) })
+}
+
 // target is a file being written.
 type target struct {
 	fd   int
@@ -140,16 +192,14 @@ func (a *Agent) writeFile(c *conn, p []byte) error {
 		}
 	}()
 	var done wire.Done
+	in := &upload{c: c}
 	for {
-		ty, b, err := c.r.Next()
-		if err != nil {
-			return err
-		}
-		if ty == wire.TEnd {
+		b, err := in.next()
+		if err == io.EOF {
 			break
 		}
-		if ty != wire.TData {
-			return wire.ErrFrame
+		if err != nil {
+			return err
 		}
 		if err := a.writeAll(t.fd, b); err != nil {
 			return c.refuse(fileError("write", w.Path, err))

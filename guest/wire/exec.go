@@ -10,9 +10,9 @@ import (
 
 // Caps on what a message may hold.
 const (
-	MaxID     = 128     // bytes of an exec's id
-	MaxArgs   = 1 << 16 // arguments, and environment entries
-	MaxString = 1 << 20 // bytes of one argument
+	MaxID     = 128       // bytes of an exec's id
+	MaxArgs   = 1 << 16   // arguments, and environment entries
+	MaxString = 128 << 10 // bytes of one argument
 	MaxPath   = 16 << 10
 	MaxUser   = 256
 	MaxText   = 4 << 10 // bytes of an error message

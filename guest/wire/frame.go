@@ -52,6 +52,7 @@ const (
 	TEvents Type = 54 // changes that a watch saw
 	TDone   Type = 55 // guest: the transfer is complete; a result may follow
 	TReady  Type = 56 // guest: the connection is as asked
+	TCredit Type = 57 // either: bytes of data dealt with so far
 )
 
 // Sizes, in bytes.
@@ -62,10 +63,9 @@ const (
 	// MaxData is the largest payload of a frame that carries data: the data and
 	// what stands before it.
 	MaxData = MaxChunk + 64
-	// MaxMessage is the largest payload of any frame. Only what starts an exec
-	// may be so large: arguments and environment of a Linux program are limited
-	// to about as much.
-	MaxMessage = 2 << 20
+	// MaxMessage is the largest payload of any frame: only what starts an exec
+	// may be so large. See Window for what bounds it.
+	MaxMessage = 768 << 10
 )
 
 // ErrFrame is returned for bytes that are not the protocol.
@@ -216,7 +216,7 @@ func GuestLimit(t Type) int {
 		return 64 << 10
 	case TStdin, TData:
 		return MaxData
-	case TAck, TResize, TSignal, TExitAck, TEnd:
+	case TAck, TResize, TSignal, TExitAck, TEnd, TCredit:
 		return 64
 	case TError:
 		return 8 << 10
@@ -233,7 +233,7 @@ func HostLimit(t Type) int {
 		return MaxData
 	case TStarted, TExit, TFail, TError, TInfo, TDone:
 		return 16 << 10
-	case TStdinAck, TTaken, TEnd, TReady:
+	case TStdinAck, TTaken, TEnd, TReady, TCredit:
 		return 64
 	}
 	return 0
