@@ -129,6 +129,7 @@ type Sandbox struct {
 	IsReady       bool
 	NetworkHash   string // of the policy in force
 	Death         *Death
+	Removed       bool // on request: only the death certificate is kept
 }
 
 // Reason says why a sandbox ended.

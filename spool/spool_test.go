@@ -1,0 +1,109 @@
+package spool
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func read(t *testing.T, s *Stream, off int64) ([]byte, int64) {
+	t.Helper()
+	var all []byte
+	first := int64(-1)
+	buf := make([]byte, 7)
+	for {
+		n, at, err := s.ReadAt(buf, off)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			return all, first
+		}
+		if first < 0 {
+			first = at
+		}
+		all = append(all, buf[:n]...)
+		off = at + int64(n)
+	}
+}
+
+func TestRing(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "x", "stdout")
+	s, err := Open(path, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err == nil {
+		t.Error("an exec without output has a file")
+	}
+	var want []byte
+	for i := range 50 {
+		p := bytes.Repeat([]byte{byte('a' + i%26)}, i*3%40+1)
+		want = append(want, p...)
+		if err := s.Write(p); err != nil {
+			t.Fatal(err)
+		}
+		first, length := s.Bounds()
+		if length != int64(len(want)) || first != max(0, length-100) {
+			t.Fatalf("bounds %d, %d after %d bytes", first, length, len(want))
+		}
+		got, at := read(t, s, 0)
+		if at != first || !bytes.Equal(got, want[first:]) {
+			t.Fatalf("read %d bytes at %d, want %d at %d", len(got), at, length-first, first)
+		}
+	}
+	// one write larger than the ring
+	big := bytes.Repeat([]byte("0123456789"), 30)
+	want = append(want, big...)
+	if err := s.Write(big); err != nil {
+		t.Fatal(err)
+	}
+	got, at := read(t, s, 0)
+	if at != int64(len(want))-100 || !bytes.Equal(got, want[at:]) {
+		t.Fatalf("after a large write: %q at %d", got, at)
+	}
+	// another process finds it as it was, without Close
+	again, err := Open(path, 999)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if got2, at2 := read(t, again, 0); at2 != at || !bytes.Equal(got2, got) {
+		t.Errorf("opened again: %q at %d", got2, at2)
+	}
+	if again.Cap() != 100 {
+		t.Errorf("capacity %d, want that of the file", again.Cap())
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLag(t *testing.T) {
+	t.Parallel()
+	s, err := Open(filepath.Join(t.TempDir(), "s"), 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := s.Write(make([]byte, 60)); err != nil {
+		t.Fatal(err)
+	}
+	r := s.Follow(0)
+	if lag, n, _ := s.Lag(); lag != 60 || n != 1 {
+		t.Errorf("lag %d of %d readers, want 60 of 1", lag, n)
+	}
+	_, _, changed := s.Lag()
+	r.Moved(60)
+	select {
+	case <-changed:
+	default:
+		t.Error("a reader moved and nobody was told")
+	}
+	r.Close()
+	if lag, n, _ := s.Lag(); lag != 0 || n != 0 {
+		t.Errorf("lag %d of %d readers after Close", lag, n)
+	}
+}
