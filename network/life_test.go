@@ -95,8 +95,13 @@ func TestDestroyLeavesNothing(t *testing.T) {
 	s, _ := l.acquire(n, None)
 	must(t, n.Release(context.Background(), s.ID))
 	during := l.inventory()
+	router := enterPlace(t, n.routerPath()) // keeps the namespace for a look
 	must(t, n.Destroy(context.Background()))
 	after := l.inventory()
+	links, err := router.h.LinkList()
+	if err != nil || len(links) != 1 {
+		t.Errorf("%d links in the router, %v", len(links), err)
+	}
 	if len(during) <= len(before) {
 		t.Fatal("the inventory sees nothing")
 	}

@@ -440,17 +440,11 @@ func (n *Network) teardown(ctx context.Context) error {
 	if err := n.removeHost(ctx); err != nil {
 		errs = append(errs, err)
 	}
-	if n.router == nil {
-		// Open got no further.
-	} else if links, err := dump(n.router.h.LinkList); err == nil {
-		// A namespace lives on while a socket of ours is open in it, and a
-		// slot's while a sandbox uses it: links are removed by hand.
-		for _, l := range links {
-			if l.Type() == "veth" {
-				if err := n.router.h.LinkDel(l); err != nil && !isNotFound(err) {
-					errs = append(errs, err)
-				}
-			}
+	if n.router != nil {
+		// A slot's namespace lives on while a sandbox uses it, and with it the
+		// interface, if that is not removed by hand.
+		if err := n.removeSlotLinks(); err != nil {
+			errs = append(errs, err)
 		}
 		if err := n.forgetFlows(gone); err != nil {
 			n.log.Warn("forget flows", "err", err)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"vivarium/sandbox"
@@ -163,7 +164,7 @@ func (n *Network) makeSlot(i uint32) (_ *slot, err error) {
 func (n *Network) wireSlot(s *slot, ns *os.File) error {
 	in, out := s.macs()
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = s.veth, n.mtu, out
+	attrs.Name, attrs.MTU, attrs.HardwareAddr, attrs.Group = s.veth, n.mtu, out, slotGroup
 	rh := n.router.h
 	err := rh.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerHardwareAddr: in, PeerNamespace: netlink.NsFd(ns.Fd())})
 	if err != nil {
@@ -236,6 +237,24 @@ func (n *Network) closeSlots(ss ...*slot) error {
 			if err := e.apply(c, false); err != nil {
 				return err
 			}
+		}
+		return nil
+	})
+}
+
+// slotGroup marks the slots' interfaces in the router, so that all of them can
+// be removed at once: one by one it takes some 20 ms each.
+const slotGroup = 0x736c74
+
+// removeSlotLinks removes the interfaces of all slots.
+func (n *Network) removeSlotLinks() error {
+	return n.router.do(func() error {
+		req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
+		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+		req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(slotGroup)))
+		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+		if err != nil && !isNotFound(err) {
+			return fmt.Errorf("remove interfaces of slots: %w", err)
 		}
 		return nil
 	})
