@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 
 	"connectrpc.com/connect"
 
@@ -52,6 +53,15 @@ func Error(err error) error {
 	var ce *connect.Error
 	if !errors.As(err, &ce) {
 		return err
+	}
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		at := "the server's address"
+		if op.Addr != nil {
+			at = op.Addr.String()
+		}
+		return sandbox.Unavailable.Errorf("no daemon answers at %s: %w", at, op.Err).
+			WithHint("start one with `sudo viv serve`, or name another with --server or VIV_SERVER")
 	}
 	out := &sandbox.Error{Kind: kindOfCode(ce.Code()), Msg: ce.Message()}
 	for _, cause := range []error{context.Canceled, context.DeadlineExceeded} {
