@@ -252,7 +252,7 @@ func (n *Network) configureHost() error {
 				return err
 			}
 		}
-		return nil
+		return enableGRO(name)
 	})
 	if err != nil {
 		return fmt.Errorf("configure uplink: %w", err)

@@ -246,7 +246,7 @@ func TestReuseForgetsFlows(t *testing.T) {
 		fs, err := th.h.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
 		must(t, err)
 		for _, f := range fs {
-			if flowsOf(map[netip.Addr]bool{s.Addr: true}).MatchConntrackFlow(f) {
+			if flowsOf(func(a netip.Addr) bool { return a == s.Addr }).MatchConntrackFlow(f) {
 				k++
 			}
 		}
@@ -273,6 +273,45 @@ func TestReuseForgetsFlows(t *testing.T) {
 			t.Error("the address came back with its predecessor's flows")
 		}
 		must(t, n.Release(context.Background(), s2.ID))
+	}
+}
+
+// TestE4FlowsOfTheDead: a daemon that dies while it destroys a slot leaves flows
+// to the next one.
+func TestE4FlowsOfTheDead(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.internet.serve(t, "8.8.8.8:80")
+	n := l.open()
+	dead, in := l.acquire(n, Public)
+	alive, in2 := l.acquire(n, Public)
+	for _, p := range []*place{in, in2} {
+		c, err := p.dial("tcp", "8.8.8.8:80", 5*time.Second)
+		must(t, err)
+		defer c.Close()
+	}
+	n.Close()
+	must(t, dropSlotDir(filepath.Dir(dead.NetnsPath)))
+	n, err := Open(context.Background(), l.opts)
+	must(t, err)
+	defer n.Close()
+	for _, th := range []*nsThread{n.router, n.host} {
+		fs, err := th.h.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
+		must(t, err)
+		kept := false
+		for _, f := range fs {
+			a, _ := netip.AddrFromSlice(f.Forward.SrcIP.To4())
+			if a == dead.Addr {
+				t.Errorf("a flow of the dead: %s", f)
+			}
+			kept = kept || a == alive.Addr
+		}
+		if !kept {
+			t.Error("a flow of the living was forgotten")
+		}
+	}
+	if _, err := n.router.h.LinkByName(dead.HostVeth); !isNotFound(err) {
+		t.Errorf("its interface is still there: %v", err)
 	}
 }
 

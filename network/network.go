@@ -443,7 +443,7 @@ func (n *Network) teardown(ctx context.Context) error {
 	if n.router != nil {
 		// A slot's namespace lives on while a sandbox uses it, and with it the
 		// interface, if that is not removed by hand.
-		if err := n.removeSlotLinks(); err != nil {
+		if err := n.removeGroup(slotGroup); err != nil {
 			errs = append(errs, err)
 		}
 		if err := n.forgetFlows(gone); err != nil {

@@ -445,26 +445,32 @@ func (n *Network) bury() int {
 	return len(rest)
 }
 
-// flowsOf matches the connection-tracking entries of a set of addresses.
-type flowsOf map[netip.Addr]bool
+// flowsOf matches the connection-tracking entries of addresses.
+type flowsOf func(netip.Addr) bool
 
-func (m flowsOf) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
+func (match flowsOf) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	a, _ := netip.AddrFromSlice(f.Forward.SrcIP.To4())
 	b, _ := netip.AddrFromSlice(f.Reverse.SrcIP.To4())
-	return m[a] || m[b]
+	return match(a) || match(b)
 }
 
 func (n *Network) forgetFlows(addrs map[netip.Addr]bool) error {
 	if len(addrs) == 0 {
 		return nil
 	}
+	return n.forget(func(a netip.Addr) bool { return addrs[a] })
+}
+
+// forget removes entries from the router's and the host's connection tracking.
+func (n *Network) forget(match flowsOf) error {
 	var errs []error
 	for _, t := range []*nsThread{n.router, n.host} {
 		err := retryDump(func() error {
-			_, err := t.h.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, flowsOf(addrs))
+			_, err := t.h.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, match)
 			return err
 		})
-		if err != nil && !errors.Is(err, unix.ENOENT) {
+		// No entry, or no connection tracking yet.
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
 			errs = append(errs, err)
 		}
 	}

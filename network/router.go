@@ -93,6 +93,9 @@ func (n *Network) configureRouter() error {
 	if err := h.AddrReplace(n.up0, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(n.routerAddr(), 30))}); err != nil {
 		return fmt.Errorf("set router address: %w", err)
 	}
+	if err := n.router.do(func() error { return enableGRO(routerUplink) }); err != nil {
+		return err
+	}
 	if err := h.LinkSetUp(n.up0); err != nil {
 		return fmt.Errorf("bring uplink up in router: %w", err)
 	}

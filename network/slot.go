@@ -242,16 +242,19 @@ func (n *Network) closeSlots(ss ...*slot) error {
 	})
 }
 
-// slotGroup marks the slots' interfaces in the router, so that all of them can
-// be removed at once: one by one it takes some 20 ms each.
-const slotGroup = 0x736c74
+// Groups mark interfaces in the router, so that many can be removed at once:
+// one by one it takes some 20 ms each.
+const (
+	slotGroup  = 0x736c74
+	strayGroup = 0x736c75
+)
 
-// removeSlotLinks removes the interfaces of all slots.
-func (n *Network) removeSlotLinks() error {
+// removeGroup removes all interfaces of a group in the router.
+func (n *Network) removeGroup(group uint32) error {
 	return n.router.do(func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
 		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-		req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(slotGroup)))
+		req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(group)))
 		_, err := req.Execute(unix.NETLINK_ROUTE, 0)
 		if err != nil && !isNotFound(err) {
 			return fmt.Errorf("remove interfaces of slots: %w", err)
@@ -328,9 +331,26 @@ func (n *Network) loadSlots() error {
 		n.next = max(n.next, s.N+1)
 	}
 	for _, l := range stray {
-		if err := n.router.h.LinkDel(l); err != nil && !isNotFound(err) {
-			return fmt.Errorf("remove stray interface: %w", err)
+		if err := n.router.h.LinkSetGroup(l, strayGroup); err != nil && !isNotFound(err) {
+			return fmt.Errorf("mark stray interface: %w", err)
 		}
+	}
+	if len(stray) > 0 {
+		if err := n.removeGroup(strayGroup); err != nil {
+			return err
+		}
+	}
+	// The daemon before us may have died between the end of a slot and that of
+	// its flows.
+	live := map[netip.Addr]bool{}
+	for _, s := range n.slots {
+		live[s.addr] = true
+	}
+	err = n.forget(func(a netip.Addr) bool {
+		return n.subnet.Contains(a) && u32(a)-u32(n.subnet.Addr()) >= firstSlot && !live[a]
+	})
+	if err != nil {
+		return fmt.Errorf("forget flows of former slots: %w", err)
 	}
 	return nil
 }
