@@ -22,6 +22,22 @@
 // A slot without an open policy is besides not forwarded for by the kernel
 // (net.ipv4.conf.IF.forwarding is 0 in the router).
 //
+// What is denied is refused at once, with a TCP reset or an ICMP port
+// unreachable from the router, the same for every address and at a bounded
+// rate, so that a sandbox does not wait for nothing. The host's table and the
+// blackhole routes are silent.
+//
+// A policy is a chain of the router's table and an entry for the slot's
+// interface in its verdict map: a new kind of policy adds a chain, or a chain
+// per slot, and the rest stays. Everything on the way out is judged packet by
+// packet, never by "established": a policy that changes cuts open flows too.
+//
+// The DNS server asks the host's resolvers itself, from the host's namespace,
+// which may therefore have private addresses. It takes out of every answer the
+// addresses that policy refuses (so that no name can stand for a private one),
+// answers reverse queries for special-purpose ranges itself, and bounds what a
+// slot can make it do.
+//
 // IPv6 is wholly off: disabled by sysctl in slots and router, dropped by
 // nftables in router and host, and AAAA queries are answered with no data
 // (RFC 8305 clients then use IPv4 at once). An IPv4-mapped IPv6 address leaves

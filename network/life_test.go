@@ -416,6 +416,50 @@ func TestC18FailClosed(t *testing.T) {
 	n.mu.Unlock()
 }
 
+// TestReadBack compares what was applied with what the kernel has.
+func TestReadBack(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	n := l.open()
+	ctx := context.Background()
+	s, _ := l.acquire(n, Public)
+	check := func(want Applied, wantErr bool, what string) {
+		t.Helper()
+		got, err := n.ReadBack(ctx, s.ID)
+		if (err != nil) != wantErr || err == nil && got != want {
+			t.Errorf("%s: %v, %v", what, got, err)
+		}
+	}
+	check(s.Applied, false, "public")
+	a, err := n.SetPolicy(ctx, s.ID, Policy{})
+	must(t, err)
+	check(a, false, "none")
+	if got, err := n.Slot(s.ID); err != nil || got.Applied != a || got.NetnsPath != s.NetnsPath {
+		t.Errorf("slot: %v, %v", got, err)
+	}
+	sl := n.slots[s.ID]
+	flag := "ipv4/conf/" + sl.veth + "/forwarding"
+	must(t, n.router.do(func() error { return setSysctl(flag, "1") }))
+	check(a, true, "forwarding behind our back")
+	must(t, n.router.do(func() error { return setSysctl(flag, "0") }))
+	must(t, n.router.nft(func(c *nftables.Conn) error { return c.SetAddElements(mapPolicy(), policyEntry(sl, Public)) }))
+	check(a, true, "opened behind our back")
+	must(t, n.router.do(func() error { return setSysctl(flag, "1") }))
+	must(t, n.router.nft(func(c *nftables.Conn) error { return c.SetAddElements(setOpen(), openKey(sl)) }))
+	check(a, true, "opened wholly behind our back")
+	delTable(t, n.router, routerTable)
+	check(a, true, "no rules")
+	if _, err := n.ReadBack(ctx, "s9-x"); !errors.Is(err, sandbox.NotFound) {
+		t.Errorf("unknown slot: %v", err)
+	}
+	if _, err := n.Slot("s9-x"); !errors.Is(err, sandbox.NotFound) {
+		t.Errorf("unknown slot: %v", err)
+	}
+	if st := n.Stats(); st.InUse != 1 || st.Capacity < 8000 {
+		t.Errorf("stats: %+v", st)
+	}
+}
+
 // TestC18DaemonGone: without the daemon DNS is silent, flows go on.
 func TestC18DaemonGone(t *testing.T) {
 	t.Parallel()
