@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -127,6 +128,24 @@ func (n *Network) readHost() (hostFacts, error) {
 	slices.SortFunc(f.addrs, netip.Addr.Compare)
 	f.addrs = slices.Compact(f.addrs)
 	return f, nil
+}
+
+// boundConns sets the default of MaxConns.
+func (n *Network) boundConns() {
+	if n.opts.MaxConns != 0 {
+		return
+	}
+	n.opts.MaxConns = 4096
+	_ = n.host.do(func() error {
+		v, err := getSysctl("netfilter/nf_conntrack_max")
+		if err != nil {
+			return err // not loaded yet: the default will do
+		}
+		if k, err := strconv.ParseUint(v, 10, 32); err == nil {
+			n.opts.MaxConns = uint32(min(max(k/64, 512), 4096))
+		}
+		return nil
+	})
 }
 
 func prefixOf(p *net.IPNet) (netip.Prefix, bool) {

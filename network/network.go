@@ -129,6 +129,7 @@ func (n *Network) open(ctx context.Context) (err error) {
 		return err
 	}
 	n.mtu = n.facts.mtu
+	n.boundConns()
 	if err := n.loadState(); err != nil {
 		return err
 	}

@@ -51,7 +51,8 @@ type Options struct {
 	// ResolvConf is read when Upstream is empty. Empty means /etc/resolv.conf.
 	ResolvConf string
 	// MaxConns bounds the tracked flows of one slot, so that a sandbox cannot
-	// fill the host's connection table. Zero means 4096.
+	// fill the host's connection table. Zero means a 64th of what that table
+	// holds (net.netfilter.nf_conntrack_max), at least 512 and at most 4096.
 	MaxConns uint32
 	// DNSRate is how many DNS queries a slot may make per second, with a burst
 	// of twice that. Zero means 200.
@@ -109,9 +110,6 @@ func (o *Options) check() error {
 	}
 	if o.ResolvConf == "" {
 		o.ResolvConf = "/etc/resolv.conf"
-	}
-	if o.MaxConns == 0 {
-		o.MaxConns = 4096
 	}
 	if o.DNSRate == 0 {
 		o.DNSRate = 200

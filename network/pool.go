@@ -207,8 +207,8 @@ func (e change) apply(c *nftables.Conn, present bool) error {
 // SetPolicy replaces the policy of a slot. It is in force for every packet
 // after the return, those of open flows included. When it cannot be installed
 // the slot is closed as far as the kernel allows, and an error returned.
-// Errors: Invalid, NotFound, Conflict (another change of the slot is under
-// way), Internal.
+// Errors: Invalid, NotFound, Conflict (another change of the slot is under way
+// and does not end), Internal.
 func (n *Network) SetPolicy(ctx context.Context, slotID string, p Policy) (Applied, error) {
 	if err := p.check(); err != nil {
 		return Applied{}, err
@@ -217,7 +217,7 @@ func (n *Network) SetPolicy(ctx context.Context, slotID string, p Policy) (Appli
 		return Applied{}, err
 	}
 	defer n.ops.Done()
-	s, err := n.hold(slotID)
+	s, err := n.hold(ctx, slotID)
 	if err != nil {
 		return Applied{}, err
 	}
@@ -231,19 +231,32 @@ func (n *Network) SetPolicy(ctx context.Context, slotID string, p Policy) (Appli
 	return n.applied(p), nil
 }
 
-// hold marks a slot busy.
-func (n *Network) hold(id string) (*slot, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	s := n.slots[id]
-	if s == nil || s.Owner == "" && !s.busy {
-		return nil, sandbox.NotFound.Errorf("network: no slot %q", id)
+// holdTimeout is long for what holds a slot, which takes milliseconds.
+const holdTimeout = 10 * time.Second
+
+// hold makes a slot in use busy, after whoever has it now.
+func (n *Network) hold(ctx context.Context, id string) (*slot, error) {
+	ctx, cancel := context.WithTimeout(ctx, holdTimeout)
+	defer cancel()
+	for {
+		n.mu.Lock()
+		s := n.slots[id]
+		if s == nil || s.Owner == "" {
+			n.mu.Unlock()
+			return nil, sandbox.NotFound.Errorf("network: no slot %q", id)
+		}
+		if !s.busy {
+			s.busy = true
+			n.mu.Unlock()
+			return s, nil
+		}
+		n.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return nil, sandbox.Conflict.Errorf("network: slot %s is being changed: %w", id, ctx.Err())
+		case <-time.After(time.Millisecond):
+		}
 	}
-	if s.busy {
-		return nil, sandbox.Conflict.Errorf("network: slot %s is being changed", id)
-	}
-	s.busy = true
-	return s, nil
 }
 
 func (n *Network) letGo(s *slot) {
@@ -261,7 +274,7 @@ func (n *Network) Release(ctx context.Context, slotID string) error {
 		return err
 	}
 	defer n.ops.Done()
-	s, err := n.hold(slotID)
+	s, err := n.hold(ctx, slotID)
 	if errors.Is(err, sandbox.NotFound) {
 		return nil
 	}

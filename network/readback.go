@@ -31,14 +31,14 @@ func (n *Network) Slot(id string) (*Slot, error) {
 }
 
 // ReadBack asks the kernel what is in force for a slot, and returns it if it is
-// what was applied. Errors: NotFound, Conflict (also while the slot is being
-// changed), Internal (the kernel has something else, or does not tell).
+// what was applied. Errors: NotFound, Conflict (a change of the slot does not
+// end), Internal (the kernel has something else, or does not tell).
 func (n *Network) ReadBack(ctx context.Context, id string) (Applied, error) {
 	if err := n.enter(); err != nil {
 		return Applied{}, err
 	}
 	defer n.ops.Done()
-	s, err := n.hold(id)
+	s, err := n.hold(ctx, id)
 	if err != nil {
 		return Applied{}, err
 	}

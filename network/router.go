@@ -73,8 +73,9 @@ func routerSysctls() error {
 			return err
 		}
 	}
-	// One refusal a second is too few; our own limit is in the rules.
-	return setSysctl("ipv4/icmp_ratelimit", "0")
+	// Refusals have a limit of their own in the rules. The kernel's would be
+	// one a second, and in older kernels a budget shared with the host.
+	return setSysctl("ipv4/icmp_ratemask", "0")
 }
 
 // configureRouter gives the router its addresses, routes and rules.
