@@ -167,6 +167,12 @@ func (a *Agent) first(c *conn, t wire.Type, p []byte) bool {
 		return a.writeFile(c, bytes.Clone(p)) == nil
 	case wire.TList:
 		return a.list(c, p) == nil
+	case wire.TTarOut:
+		return a.tarOut(c, p) == nil
+	case wire.TTarIn:
+		return a.tarIn(c, bytes.Clone(p)) == nil
+	case wire.TWatch:
+		return a.watch(c, p) == nil
 	case wire.TDial:
 		return a.dialPort(c, p) == nil
 	}

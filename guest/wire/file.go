@@ -281,3 +281,11 @@ func DecodeEvents(p []byte) ([]sandbox.FileEvent, error) {
 	}
 	return l, d.End()
 }
+
+// SkipEvent takes one event and returns how many bytes are left.
+func (d *Dec) SkipEvent() int {
+	d.Uint(255)
+	d.Bytes(MaxPath)
+	d.Bytes(MaxPath)
+	return len(d.b)
+}
