@@ -130,9 +130,11 @@ func (p *process) reap(outputs ...chan struct{}) {
 		<-o
 	}
 	_ = p.cmd.Wait()
+	p.mu.Lock()
 	if p.tty != nil {
 		p.tty.Close()
 	}
+	p.mu.Unlock()
 	ws := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	st := sandbox.ExitStatus{Code: ws.ExitStatus()}
 	if ws.Signaled() {
@@ -376,12 +378,10 @@ func (e *Engine) ResizeExec(_ context.Context, tenant, ref, id string, size sand
 	if p.tty == nil {
 		return sandbox.Invalid.Errorf("the exec has no terminal")
 	}
-	select {
-	case <-p.done:
-		return nil
-	default:
-		return pty.Setsize(p.tty, &pty.Winsize{Rows: size.Rows, Cols: size.Cols})
-	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_ = pty.Setsize(p.tty, &pty.Winsize{Rows: size.Rows, Cols: size.Cols}) // fails once it has ended
+	return nil
 }
 
 // echo is a TCP connection that sends back what it gets.
