@@ -1,6 +1,7 @@
 package image
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -211,7 +212,7 @@ func (l *loader) base(ctx context.Context, p *basePlan, out io.Writer) (*Image, 
 	l.o.Config = baseConfig()
 	b, err := l.s.convert(ctx, []layerSource{
 		{open: func(context.Context) (io.ReadCloser, error) { return pr, nil }},
-		{open: func(context.Context) (io.ReadCloser, error) { return readCloser(settings), nil }},
+		{open: func(context.Context) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(settings)), nil }},
 	}, l.meter.add)
 	if err != nil {
 		cancel()

@@ -3,7 +3,6 @@ package image
 import (
 	"archive/tar"
 	"bytes"
-	"io"
 	"os"
 	"path"
 	"path/filepath"
@@ -101,5 +100,3 @@ func tarFile(w *tar.Writer, name string, mode int64, data []byte) error {
 	_, err := w.Write(data)
 	return err
 }
-
-func readCloser(b []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(b)) }

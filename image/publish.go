@@ -15,6 +15,7 @@ func (s *Store) publish(ctx context.Context, img *Image, b *built, tags []string
 	if b != nil {
 		defer b.remove()
 	}
+	placed := false // files that have no row yet
 	s.commit.Lock()
 	defer s.commit.Unlock()
 	img.Path = s.blob(img.ID, ".erofs")
@@ -29,20 +30,22 @@ func (s *Store) publish(ctx context.Context, img *Image, b *built, tags []string
 		if err := s.makeRoom(ctx, b.disk); err != nil {
 			return nil, err
 		}
+		placed = true
+		defer func() {
+			if placed {
+				os.Remove(s.blob(img.ID, ".erofs"))
+				os.Remove(s.blob(img.ID, ".xattrs"))
+			}
+		}()
 		if err := s.place(img, b); err != nil {
 			return nil, err
 		}
 	}
 	img.LastUsed = time.Now().UTC()
 	if err := s.record(ctx, img, tags, proofs); err != nil {
-		if old == nil {
-			os.Remove(img.Path)
-			if img.Xattrs != "" {
-				os.Remove(img.Xattrs)
-			}
-		}
 		return nil, err
 	}
+	placed = false
 	if err := s.fail("recorded"); err != nil {
 		return nil, err
 	}

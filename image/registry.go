@@ -42,8 +42,8 @@ type repo struct {
 	stall  time.Duration
 }
 
-// openRepo asks the registry how to authenticate, and does. auth nil uses the
-// keychain.
+// openRepo asks the registry how to authenticate, and does, within four times
+// the stall limit. auth nil uses the keychain.
 func (s *Store) openRepo(ctx context.Context, n name.Repository, rt http.RoundTripper, auth authn.Authenticator) (*repo, error) {
 	if auth == nil {
 		var err error
@@ -56,6 +56,8 @@ func (s *Store) openRepo(ctx context.Context, n name.Repository, rt http.RoundTr
 		transport.WithRetryPredicate(temporary),
 		transport.WithRetryStatusCodes(http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusInternalServerError,
 			http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout))
+	ctx, cancel := context.WithTimeout(ctx, 4*s.opt.Stall)
+	defer cancel()
 	t, err := transport.NewWithContext(ctx, n.Registry, auth, retry, []string{n.Scope(transport.PullScope)})
 	if err != nil {
 		return nil, err
@@ -169,6 +171,7 @@ type download struct {
 	n, size int64
 	tick    func(int)
 	resumes int
+	whole   bool  // ask for all of it and skip what is there
 	wErr    error // of w, which no retry cures
 }
 
@@ -195,19 +198,25 @@ func (r *repo) fetch(ctx context.Context, desc v1.Descriptor, d *download) error
 	if err != nil {
 		return err
 	}
-	if d.n > 0 {
-		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", d.n))
+	if d.n > 0 && !d.whole {
+		req.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", d.n, d.size-1))
 	}
+	timer := time.AfterFunc(r.stall, func() { cancel(errStalled) })
+	defer timer.Stop()
 	resp, err := r.client.Do(req)
 	if err != nil {
-		return err
+		return stallCause(ctx, err)
 	}
+	body := &stallReader{r: resp.Body, timer: timer, stall: r.stall}
 	defer resp.Body.Close()
-	if err := transport.CheckError(resp, http.StatusOK, http.StatusPartialContent); err != nil {
-		return err
+	if resp.StatusCode == http.StatusRequestedRangeNotSatisfiable && !d.whole {
+		d.whole = true // it does not do ranges; read it again from the start
+		return errStalled
 	}
-	body := &stallReader{r: resp.Body, timer: time.AfterFunc(r.stall, func() { cancel(errStalled) }), stall: r.stall}
-	defer body.timer.Stop()
+	resp.Body = readCloser{body, resp.Body}
+	if err := transport.CheckError(resp, http.StatusOK, http.StatusPartialContent); err != nil {
+		return stallCause(ctx, err)
+	}
 	skip := d.n
 	if resp.StatusCode == http.StatusPartialContent {
 		var from int64
@@ -230,6 +239,11 @@ func (r *repo) fetch(ctx context.Context, desc v1.Descriptor, d *download) error
 		return io.ErrUnexpectedEOF
 	}
 	return nil
+}
+
+type readCloser struct {
+	io.Reader
+	io.Closer
 }
 
 // permanent marks an error of our own side as not worth another try, since an
