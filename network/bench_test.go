@@ -49,14 +49,17 @@ func BenchmarkAcquire(b *testing.B) {
 	percentiles(b, ds)
 }
 
-// BenchmarkChurn acquires and releases without pause, refill and destruction
+// BenchmarkChurn acquires and releases 20 slots a second, refill and destruction
 // going on behind: what one caller sees of Acquire.
 func BenchmarkChurn(b *testing.B) {
 	l := newLab(b)
 	l.opts.Pool = 8
 	n := l.open()
 	var ds []time.Duration
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
 	for b.Loop() {
+		<-tick.C
 		start := time.Now()
 		s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: Policy{Mode: Public}})
 		ds = append(ds, time.Since(start))
