@@ -76,12 +76,12 @@ const maxArchiveFiles = 100_000
 // archiveName returns what may stand in an archive of images; compiled on
 // first use, since starting viv should not pay for it.
 var archiveName = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^(oci-layout|index\.json|manifest\.json|repositories|blobs(/[a-z0-9]+(/[0-9a-f]+)?)?|[0-9a-f]{64}(\.json|\.tar|/(layer\.tar|json|VERSION))?)$`)
+	return regexp.MustCompile(`^(oci-layout|index\.json|manifest\.json|repositories|blobs(/[a-z0-9]+(/[0-9a-f]+)?)?|(sha256:)?[0-9a-f]{64}(\.json|\.tar|\.tar\.gz|/(layer\.tar|json|VERSION)?)?)$`)
 })
 
 // scanTar indexes a tar of images. It gives up with RootFS at the first name
-// that no such archive has.
-func scanTar(ctx context.Context, f *os.File) (*tarBlobs, Format, error) {
+// that no such archive has, unless the caller is sure that it is one.
+func scanTar(ctx context.Context, f *os.File, sure bool) (*tarBlobs, Format, error) {
 	t := &tarBlobs{f: f, at: map[string]span{}, links: map[string]string{}}
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return nil, "", err
@@ -103,7 +103,7 @@ func scanTar(ctx context.Context, f *os.File) (*tarBlobs, Format, error) {
 		if name == "." {
 			continue
 		}
-		if n > maxArchiveFiles || !archiveName().MatchString(name) {
+		if n > maxArchiveFiles || !sure && !archiveName().MatchString(name) {
 			return nil, RootFS, nil
 		}
 		switch h.Typeflag {

@@ -126,10 +126,15 @@ func (s *Store) apply(ctx context.Context, m *layer.Merger, l layerSource, tick 
 	}
 	defer plain.Close()
 	sum := &hashReader{r: plain, h: sha256.New()}
-	if err := m.Apply(ctx, sum); err != nil {
+	whole, err := m.Apply(ctx, sum)
+	if err != nil {
 		return v1.Hash{}, err
 	}
 	got := sum.sum()
+	if !whole && l.diffID == (v1.Hash{}) {
+		// Nothing else would tell that the transfer was cut off.
+		return got, sandbox.Invalid.Errorf("archive ends without an end mark: it is empty, cut short, or not a tar")
+	}
 	if l.diffID != (v1.Hash{}) && got != l.diffID {
 		return got, sandbox.Invalid.Errorf("layer is corrupt: its content has the digest %s, not %s", got, l.diffID)
 	}

@@ -115,7 +115,7 @@ func (l *loader) load(ctx context.Context, r io.Reader) ([]*Image, error) {
 		}
 	}
 	defer f.Close()
-	t, found, err := scanTar(ctx, f)
+	t, found, err := scanTar(ctx, f, l.o.Format != Auto)
 	if err != nil {
 		return nil, err
 	}

@@ -40,13 +40,15 @@ func NewMerger(w *erofsimg.Writer, l Limits) *Merger {
 // Root returns the tree as merged so far.
 func (m *Merger) Root() *erofsimg.Node { return m.t.root }
 
-// Apply applies one layer: an uncompressed tar. It reads r to its end, so that
-// a digest taken of it is complete. Errors are Invalid for a bad layer,
-// Exhausted beyond a limit, else those of r and of the writer.
-func (m *Merger) Apply(ctx context.Context, r io.Reader) error {
+// Apply applies one layer: an uncompressed tar. It reads r to its end, so that a
+// digest taken of it is complete, and reports whether the archive had its end
+// mark, without which it may have been cut off between two entries. Errors are
+// Invalid for a bad layer, Exhausted beyond a limit, else those of r and of the
+// writer.
+func (m *Merger) Apply(ctx context.Context, r io.Reader) (whole bool, err error) {
 	m.t.cur++
 	if int(m.t.cur) > m.limit.Layers {
-		return sandbox.Exhausted.Errorf("more than %d layers", m.limit.Layers)
+		return false, sandbox.Exhausted.Errorf("more than %d layers", m.limit.Layers)
 	}
 	src := &boundedReader{ctx: ctx, r: r, m: m, layerLeft: m.limit.LayerBytes}
 	tr := tar.NewReader(src)
@@ -56,19 +58,20 @@ func (m *Merger) Apply(ctx context.Context, r io.Reader) error {
 			break
 		}
 		if err != nil {
-			return src.blame(err)
+			return false, src.blame(&tarError{err})
 		}
 		if m.entries++; m.entries > m.limit.Entries {
-			return sandbox.Exhausted.Errorf("more than %d entries", m.limit.Entries).
+			return false, sandbox.Exhausted.Errorf("more than %d entries", m.limit.Entries).
 				WithHint("raise the image limits in the daemon's configuration if you trust this image")
 		}
 		if err := m.entry(h, ctxReader{ctx, tr}); err != nil {
-			return src.blame(err)
+			return false, src.blame(err)
 		}
 	}
+	whole = !src.ended
 	// Whatever follows the end of the archive belongs to the digest.
-	_, err := io.Copy(io.Discard, src)
-	return err
+	_, err = io.Copy(io.Discard, src)
+	return whole, err
 }
 
 func (m *Merger) tooLarge() error {
@@ -256,10 +259,12 @@ type boundedReader struct {
 	m         *Merger
 	layerLeft int64
 	err       error
+	ended     bool // a read found nothing more
 }
 
 func (b *boundedReader) Read(p []byte) (int, error) {
 	if b.err != nil {
+		b.ended = true
 		return 0, b.err
 	}
 	if err := b.ctx.Err(); err != nil {
@@ -275,11 +280,15 @@ func (b *boundedReader) Read(p []byte) (int, error) {
 	if err != nil {
 		b.err = err
 	}
+	if n > 0 && err == io.EOF {
+		err = nil // the next read says so
+	}
+	b.ended = b.ended || n == 0 && err != nil
 	return n, err
 }
 
 // ctxReader stops when the context ends, even where the data is a hole and
-// nothing is read from the source.
+// nothing is read from the source. It marks the errors of the tar reader.
 type ctxReader struct {
 	ctx context.Context
 	r   io.Reader
@@ -289,8 +298,18 @@ func (c ctxReader) Read(p []byte) (int, error) {
 	if err := c.ctx.Err(); err != nil {
 		return 0, err
 	}
-	return c.r.Read(p)
+	n, err := c.r.Read(p)
+	if err != nil && err != io.EOF {
+		err = &tarError{err}
+	}
+	return n, err
 }
+
+// tarError is what the tar reader says, as opposed to the writer of the image.
+type tarError struct{ err error }
+
+func (t *tarError) Error() string { return t.err.Error() }
+func (t *tarError) Unwrap() error { return t.err }
 
 // blame turns an error of the tar reader into Invalid, unless the source
 // failed first or the error has a kind.
@@ -299,10 +318,8 @@ func (b *boundedReader) blame(err error) error {
 		return b.err
 	}
 	var e *sandbox.Error
-	if errors.As(err, &e) {
-		return err
-	}
-	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, tar.ErrHeader) || errors.Is(err, tar.ErrFieldTooLong) || b.err == io.EOF {
+	var t *tarError
+	if !errors.As(err, &e) && (errors.As(err, &t) || errors.Is(err, io.ErrUnexpectedEOF)) {
 		return sandbox.Invalid.Errorf("read layer: %w", err)
 	}
 	return err

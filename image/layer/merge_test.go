@@ -78,7 +78,7 @@ func merge(t testing.TB, l Limits, layers ...[]byte) (*result, *Merger, error) {
 	w := erofsimg.NewWriter(f, erofsimg.Options{})
 	m := NewMerger(w, l)
 	for _, b := range layers {
-		if err := m.Apply(context.Background(), bytes.NewReader(b)); err != nil {
+		if _, err := m.Apply(context.Background(), bytes.NewReader(b)); err != nil {
 			return nil, m, err
 		}
 	}
@@ -259,12 +259,12 @@ func TestMergeBroken(t *testing.T) {
 	}
 	defer f.Close()
 	m := NewMerger(erofsimg.NewWriter(f, erofsimg.Options{}), Limits{})
-	if err := m.Apply(context.Background(), io.MultiReader(bytes.NewReader(b[:1000]), broken{})); err != errBroken {
+	if _, err := m.Apply(context.Background(), io.MultiReader(bytes.NewReader(b[:1000]), broken{})); err != errBroken {
 		t.Errorf("source failed, got %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := m.Apply(ctx, bytes.NewReader(b)); err != context.Canceled {
+	if _, err := m.Apply(ctx, bytes.NewReader(b)); err != context.Canceled {
 		t.Errorf("cancelled, got %v", err)
 	}
 }
@@ -384,7 +384,7 @@ func TestEnsureMountPoints(t *testing.T) {
 			}
 			defer f.Close()
 			m := NewMerger(erofsimg.NewWriter(f, erofsimg.Options{}), Limits{})
-			if err := m.Apply(context.Background(), bytes.NewReader(tarOf(t, tt.ents...))); err != nil {
+			if _, err := m.Apply(context.Background(), bytes.NewReader(tarOf(t, tt.ents...))); err != nil {
 				t.Fatal(err)
 			}
 			if err := m.EnsureMountPoints(); err != nil {
@@ -435,14 +435,14 @@ func TestMillionEntries(t *testing.T) {
 	defer f.Close()
 	w := erofsimg.NewWriter(f, erofsimg.Options{})
 	m := NewMerger(w, Limits{})
-	if err := m.Apply(context.Background(), pr); err != nil {
+	if _, err := m.Apply(context.Background(), pr); err != nil {
 		t.Fatal(err)
 	}
 	var white []ent
 	for range 20000 {
 		white = append(white, file("d1/.wh..wh..opq", ""), file("d1/x", ""))
 	}
-	if err := m.Apply(context.Background(), bytes.NewReader(tarOf(t, white...))); err != nil {
+	if _, err := m.Apply(context.Background(), bytes.NewReader(tarOf(t, white...))); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.Finish(m.Root()); err != nil {
@@ -492,7 +492,7 @@ func FuzzLayerTar(f *testing.F) {
 		w := erofsimg.NewWriter(out, erofsimg.Options{Xattrs: true})
 		m := NewMerger(w, limit)
 		for _, l := range [][]byte{a, b} {
-			err := m.Apply(context.Background(), bytes.NewReader(l))
+			_, err := m.Apply(context.Background(), bytes.NewReader(l))
 			if k := sandbox.KindOf(err); err != nil && k != sandbox.Invalid && k != sandbox.Exhausted {
 				t.Fatalf("%v is of kind %q", err, k)
 			}
