@@ -2,13 +2,254 @@ package daemon
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
 
+	"vivarium/assets"
+	"vivarium/cgroup"
 	"vivarium/config"
+	"vivarium/engine"
+	"vivarium/image"
+	"vivarium/network"
+	"vivarium/runtime/gvisor"
 	"vivarium/sandbox"
+	"vivarium/store"
+	"vivarium/version"
 )
 
 // build makes the parts that a node consists of, from the store up.
-func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (*parts, error) {
-	return nil, sandbox.Unsupported.Errorf("this build has no engine")
+func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts, err error) {
+	var closers []func() error
+	closeAll := func() error {
+		var errs []error
+		for i := len(closers) - 1; i >= 0; i-- {
+			errs = append(errs, closers[i]())
+		}
+		return errors.Join(errs...)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, closeAll())
+		}
+	}()
+	host, err := readHost()
+	if err != nil {
+		return nil, err
+	}
+	fail := failpoint(log)
+	programs, err := assets.Install(filepath.Join(cfg.DataDir, "bin"))
+	if err != nil {
+		return nil, err
+	}
+	st, err := store.Open(ctx, cfg.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, st.Close)
+	images, err := image.Open(ctx, image.Options{
+		Dir: filepath.Join(cfg.DataDir, "images"), DiskBudget: int64(cfg.Images.DiskBudget), Mirrors: cfg.Images.Mirrors, Insecure: cfg.Images.Insecure,
+		Limits: image.Limits{MaxLayerBytes: int64(cfg.Images.MaxLayerBytes), MaxEntries: cfg.Images.MaxEntries},
+	})
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, images.Close)
+	instance := instanceOf(cfg.DataDir)
+	opts, err := networkOptions(cfg, instance, log)
+	if err != nil {
+		return nil, err
+	}
+	nw, err := network.Open(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	// the network goes with the last sandbox: nothing of it is left on the host
+	// once neither they nor the daemon need it
+	var eng *engine.Engine
+	closers = append(closers, func() error {
+		if eng != nil && eng.Info().Alive > 0 {
+			nw.Close()
+			return nil
+		}
+		return nw.Destroy(context.WithoutCancel(ctx))
+	})
+	live, err := engine.LiveSlots(ctx, st)
+	if err != nil {
+		return nil, err
+	}
+	lost, err := nw.Reconcile(ctx, live)
+	if err != nil {
+		return nil, err
+	}
+	for _, slot := range lost {
+		log.Warn("a sandbox has lost its network", "slot", slot)
+	}
+	cpu, memory := host.cpu-int64(cfg.Reserve.CPU), host.memory-int64(cfg.Reserve.Memory)
+	if cpu <= 0 || memory <= 0 {
+		return nil, sandbox.Invalid.Errorf("reserve: the host has %d milli-cores and %d MiB, of which nothing is left to sandboxes", host.cpu, host.memory>>20).
+			WithHint("lower reserve.cpu or reserve.memory")
+	}
+	group, err := cgroup.OpenParent(cfg.CgroupParent+"-"+instance, cgroup.Limits{MemoryLimit: memory})
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, func() error {
+		if eng != nil && eng.Info().Alive > 0 {
+			return nil
+		}
+		return group.Remove()
+	})
+	defaults := sandbox.Resources{
+		CPURequest: int64(cfg.Defaults.CPURequest), CPULimit: int64(cfg.Defaults.CPULimit),
+		MemoryRequest: int64(cfg.Defaults.MemoryRequest), MemoryLimit: int64(cfg.Defaults.MemoryLimit),
+		Disk: int64(cfg.Defaults.Disk), Pids: int64(cfg.Defaults.Pids),
+	}
+	rt, err := gvisor.Open(gvisor.Options{
+		Dir: filepath.Join(cfg.DataDir, "gv"), Sentry: programs.Sentry, GuestImage: programs.GuestImage, PauseImage: programs.PauseImage,
+		Slots: slots{nw}, Cgroups: group, PoolSize: cfg.Pool.Size, PoolClass: defaults, Logger: log, Fail: fail,
+	})
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, rt.Close)
+	eng, err = engine.Open(ctx, engine.Options{
+		Dir: cfg.DataDir, Store: st, Images: images, Network: nw, Runtimes: []sandbox.Runtime{rt},
+		Defaults: sandbox.Spec{
+			Runtime: cfg.Defaults.Runtime, Network: sandbox.NetworkPolicy{Mode: sandbox.NetworkMode(cfg.Defaults.Network)}, Resources: defaults,
+			Timeout: time.Duration(cfg.Defaults.Timeout), IdleTimeout: time.Duration(cfg.Defaults.IdleTimeout),
+		},
+		Limits: engine.Limits{
+			MaxTimeout: time.Duration(cfg.Limits.MaxTimeout), MaxSandboxes: cfg.Limits.MaxSandboxes, MaxPerTenant: cfg.Limits.MaxPerTenant,
+			MaxPids: int64(cfg.Limits.MaxPids), MaxDisk: int64(cfg.Limits.MaxDisk), MaxExecs: cfg.Limits.MaxExecs, Queue: cfg.Limits.Queue,
+			CPU: least(cpu, int64(cfg.Limits.MaxCPU)), Memory: least(memory, int64(cfg.Limits.MaxMemory)), ReserveDisk: int64(cfg.Reserve.Disk),
+		},
+		Deadlines: engine.Deadlines{
+			Queue: time.Duration(cfg.Deadlines.Queue), Image: time.Duration(cfg.Deadlines.Image), Boot: time.Duration(cfg.Deadlines.Boot),
+			Network: time.Duration(cfg.Deadlines.Network), Guest: time.Duration(cfg.Deadlines.Guest), Ready: time.Duration(cfg.Deadlines.Ready),
+			Stop: time.Duration(cfg.Deadlines.Stop),
+		},
+		SpoolExec: int64(cfg.Spool.PerExec), SpoolSandbox: int64(cfg.Spool.PerSandbox),
+		RetainEnded: time.Duration(cfg.Retention.Ended), RetainEvents: time.Duration(cfg.Retention.Events),
+		Version: version.Version(), GVisorVersion: gvisor.Version(), BootID: host.bootID, Logger: log, Fail: fail,
+	})
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, eng.Close)
+	if err := assets.Prune(filepath.Join(cfg.DataDir, "bin"), programs, rt.NeedsSentry); err != nil {
+		log.Warn("remove programs of earlier versions", "err", err)
+	}
+	return &parts{
+		engine: eng, images: images, imageInUse: eng.ImageInUse, tokens: st,
+		buildBase: func(ctx context.Context, tenant string, o image.BaseOptions) (*image.Image, error) {
+			return images.BuildBase(ctx, tenant, o)
+		},
+		close: func(context.Context) error { return closeAll() },
+	}, nil
 }
+
+// least is the lower of the two, where 0 is no limit.
+func least(n, limit int64) int64 {
+	if limit > 0 {
+		return min(n, limit)
+	}
+	return n
+}
+
+// slots gives the runtime its places in the network.
+type slots struct{ n *network.Network }
+
+func (s slots) Acquire(ctx context.Context, owner string) (sandbox.Slot, error) {
+	sl, err := s.n.Acquire(ctx, network.AcquireOptions{Owner: owner}) // closed until the engine opens it
+	if err != nil {
+		return sandbox.Slot{}, err
+	}
+	return sandbox.Slot{ID: sl.ID, Netns: sl.NetnsPath, Address: netip.PrefixFrom(sl.Addr, sl.Bits), Gateway: sl.Gateway, DNS: sl.DNS}, nil
+}
+
+func (s slots) Release(ctx context.Context, id string) error { return s.n.Release(ctx, id) }
+
+func networkOptions(cfg *config.Config, instance string, log *slog.Logger) (network.Options, error) {
+	o := network.Options{Dir: cfg.DataDir, Instance: instance, Pool: cfg.Network.Pool, Logger: log}
+	var err error
+	if cfg.Network.Subnet != "" {
+		if o.Subnet, err = netip.ParsePrefix(cfg.Network.Subnet); err != nil {
+			return o, sandbox.Invalid.Errorf("network.subnet: %w", err)
+		}
+	}
+	for _, g := range cfg.Network.Grants {
+		p, err := parsePrefix(g.Prefix)
+		if err != nil {
+			return o, sandbox.Invalid.Errorf("network.grants: %w", err)
+		}
+		grant := network.Grant{Prefix: p}
+		for _, port := range g.Ports {
+			grant.Ports = append(grant.Ports, uint16(port))
+		}
+		o.Grants = append(o.Grants, grant)
+	}
+	for _, d := range cfg.Network.Deny {
+		p, err := parsePrefix(d)
+		if err != nil {
+			return o, sandbox.Invalid.Errorf("network.deny: %w", err)
+		}
+		o.Deny = append(o.Deny, p)
+	}
+	for _, r := range cfg.Network.Resolvers {
+		a, err := netip.ParseAddrPort(r)
+		if err != nil {
+			ip, ierr := netip.ParseAddr(r)
+			if ierr != nil {
+				return o, sandbox.Invalid.Errorf("network.resolvers: %w", err)
+			}
+			a = netip.AddrPortFrom(ip, 53)
+		}
+		o.Upstream = append(o.Upstream, a)
+	}
+	return o, nil
+}
+
+// parsePrefix takes an address for the network of it alone.
+func parsePrefix(s string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	return netip.ParsePrefix(s)
+}
+
+// instanceOf names what this daemon makes on the host, so that several data
+// directories do not get into each other's way.
+func instanceOf(dataDir string) string {
+	abs, err := filepath.Abs(dataDir)
+	if err != nil {
+		abs = dataDir
+	}
+	sum := sha256.Sum256([]byte(abs))
+	return hex.EncodeToString(sum[:])[:6]
+}
+
+type hostFacts struct {
+	cpu    int64 // thousandths of a core
+	memory int64 // bytes
+	bootID string
+}
+
+func readHost() (hostFacts, error) {
+	h := hostFacts{cpu: int64(runtime.NumCPU()) * 1000}
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return h, sandbox.Unsupported.Errorf("read the host's boot id: %w", err)
+	}
+	h.bootID = strings.TrimSpace(string(b))
+	h.memory, err = memTotal("/proc/meminfo")
+	return h, err
+}
+

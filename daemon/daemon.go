@@ -51,7 +51,9 @@ func Run(ctx context.Context, cfg *config.Config) error {
 // run is Run with the parts and a hook for tests, which is called once the
 // daemon answers.
 func run(ctx context.Context, cfg *config.Config, log *slog.Logger, build builder, ready func([]net.Addr)) (err error) {
-	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
+	// passable, not readable, for others: the sentries, which are nobody, start
+	// their program from below it; all else in it is for root only
+	if err := os.MkdirAll(cfg.DataDir, 0o711); err != nil {
 		return sandbox.Invalid.Errorf("make data directory: %w", err)
 	}
 	lock, err := lockDir(cfg.DataDir)

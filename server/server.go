@@ -67,6 +67,8 @@ type Server struct {
 	body  map[string]time.Duration // by procedure: client streams, 0 is no timeout
 	lns   []net.Listener
 	addrs []net.Addr
+
+	headerTimeout, bodyTimeout time.Duration // shorter in tests
 }
 
 // Listen opens the sockets, so that a port that is taken is an error before
@@ -76,7 +78,7 @@ func Listen(opts Options) (*Server, error) {
 	if opts.Log == nil {
 		opts.Log = slog.Default()
 	}
-	s := &Server{opts: opts, log: opts.Log, mux: http.NewServeMux(), body: map[string]time.Duration{}}
+	s := &Server{opts: opts, log: opts.Log, mux: http.NewServeMux(), body: map[string]time.Duration{}, headerTimeout: readHeaderTimeout, bodyTimeout: bodyTimeout}
 	s.mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		_, _ = w.Write([]byte("ok\n"))
@@ -223,7 +225,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	protocols.SetUnencryptedHTTP2(true)
 	hs := &http.Server{
 		Handler:           http.HandlerFunc(s.serveHTTP),
-		ReadHeaderTimeout: readHeaderTimeout,
+		ReadHeaderTimeout: s.headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
 		Protocols:         &protocols,
@@ -282,7 +284,7 @@ func (s *Server) serveHTTP(w http.ResponseWriter, r *http.Request) {
 	d, stream := s.body[r.URL.Path]
 	switch {
 	case !stream:
-		r.Body = &timedBody{ReadCloser: r.Body, rc: http.NewResponseController(w), total: time.Now().Add(bodyTimeout)}
+		r.Body = &timedBody{ReadCloser: r.Body, rc: http.NewResponseController(w), total: time.Now().Add(s.bodyTimeout)}
 	case d > 0:
 		r.Body = &timedBody{ReadCloser: r.Body, rc: http.NewResponseController(w), each: d}
 	}
