@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,8 +35,9 @@ type unpacker struct {
 	dirs []dirTime
 
 	// the parent of the last entry: most follow each other in a directory
-	lastDir string
-	lastFD  int
+	lastDir  string
+	lastFD   int
+	lastReal []string // the real directories that lead to it
 }
 
 type dirTime struct {
@@ -186,24 +188,31 @@ func (u *unpacker) parent(name string, create bool) (int, string, error) {
 	if u.lastFD >= 0 && key == u.lastDir {
 		return u.lastFD, base, nil
 	}
-	fd, err := u.walk(l, create)
+	from, real := u.root, []string(nil)
+	if u.lastFD >= 0 && strings.HasPrefix(key, u.lastDir+"/") {
+		// Below the last one: go on from there, or deep trees take for ever.
+		from, real = u.lastFD, u.lastReal
+		l = l[strings.Count(u.lastDir, "/")+1:]
+	}
+	fd, real, err := u.walk(from, real, l, create)
 	if err != nil {
 		return -1, "", err
 	}
 	if u.lastFD >= 0 {
 		unix.Close(u.lastFD)
 	}
-	u.lastFD, u.lastDir = fd, key
+	u.lastFD, u.lastDir, u.lastReal = fd, key, real
 	return fd, base, nil
 }
 
-// walk opens the directory that the elements lead to.
-func (u *unpacker) walk(todo []string, create bool) (fd int, err error) {
+// walk opens the directory that the elements lead to from the directory from,
+// which real leads to from the root by real directories. It returns those that
+// lead to the new one.
+func (u *unpacker) walk(from int, real, todo []string, create bool) (fd int, _ []string, err error) {
 	todo = append([]string(nil), todo...)
-	var real []string // the real directories so far, below the root
-	fd, err = dup(u.root)
+	fd, err = dup(from)
 	if err != nil {
-		return -1, err
+		return -1, nil, err
 	}
 	defer func() {
 		if err != nil {
@@ -215,9 +224,9 @@ func (u *unpacker) walk(todo []string, create bool) (fd int, err error) {
 		todo = todo[1:]
 		if e == ".." {
 			// From a link: as far as the root, which is its own parent.
-			real = real[:max(len(real)-1, 0)]
+			real = slices.Clip(real[:max(len(real)-1, 0)])
 			if err := u.reopen(&fd, real); err != nil {
-				return fd, err
+				return fd, nil, err
 			}
 			continue
 		}
@@ -230,19 +239,19 @@ func (u *unpacker) walk(todo []string, create bool) (fd int, err error) {
 		if err == unix.ELOOP || err == unix.ENOTDIR {
 			var st unix.Stat_t
 			if serr := unix.Fstatat(fd, e, &st, unix.AT_SYMLINK_NOFOLLOW); serr != nil || st.Mode&unix.S_IFMT != unix.S_IFLNK {
-				return fd, unix.ENOTDIR
+				return fd, nil, unix.ENOTDIR
 			}
 			if _, ours := u.made[[2]uint64{st.Dev, st.Ino}]; ours {
-				return fd, sandbox.Invalid.Errorf("an entry of the archive leads through the symbolic link %q of the same archive", clip(e, 256))
+				return fd, nil, sandbox.Invalid.Errorf("an entry of the archive leads through the symbolic link %q of the same archive", clip(e, 256))
 			}
 			if links++; links > maxLinkSteps {
-				return fd, unix.ELOOP
+				return fd, nil, unix.ELOOP
 			}
 			to := readlinkat(fd, e)
 			if strings.HasPrefix(to, "/") {
 				real = nil
 				if err := u.reopen(&fd, real); err != nil {
-					return fd, err
+					return fd, nil, err
 				}
 			}
 			var l []string
@@ -252,18 +261,18 @@ func (u *unpacker) walk(todo []string, create bool) (fd int, err error) {
 				}
 			}
 			if todo = append(l, todo...); len(todo) > 2*maxDepth {
-				return fd, unix.ENAMETOOLONG
+				return fd, nil, unix.ENAMETOOLONG
 			}
 			continue
 		}
 		if err != nil {
-			return fd, err
+			return fd, nil, err
 		}
 		unix.Close(fd)
 		fd = next
 		real = append(real, e)
 	}
-	return fd, nil
+	return fd, real, nil
 }
 
 // reopen makes *fd the directory at real, by real directories only.
@@ -359,7 +368,7 @@ func (u *unpacker) forgetDir() {
 	if u.lastFD >= 0 {
 		unix.Close(u.lastFD)
 	}
-	u.lastFD, u.lastDir = -1, ""
+	u.lastFD, u.lastDir, u.lastReal = -1, "", nil
 }
 
 func (u *unpacker) directory(h *tar.Header, mode uint32) error {

@@ -196,8 +196,10 @@ func seeds(f *testing.F) {
 	d := Done{Bytes: 1}
 	for ty, fill := range map[Type]func([]byte) []byte{
 		TStart: s.Append, TStarted: st.Append, TExit: x.Append, TInfo: fi.Append, TPage: fi.Append, TWrite: w.AppendTo, TDone: d.Append,
-		TError:  func(b []byte) []byte { return AppendError(b, sandbox.NotFound.Errorf("x")) },
-		TEvents: func(b []byte) []byte { return AppendEvent(b, sandbox.FileEvent{Op: sandbox.FileRenamed, Path: "a", From: "b"}) },
+		TError: func(b []byte) []byte { return AppendError(b, sandbox.NotFound.Errorf("x")) },
+		TEvents: func(b []byte) []byte {
+			return AppendEvent(b, sandbox.FileEvent{Op: sandbox.FileRenamed, Path: "a", From: "b"})
+		},
 		TStdout: func(b []byte) []byte { return append(AppendInt(b, 5), "data"...) },
 	} {
 		f.Add(AppendFrame(nil, ty, fill))
