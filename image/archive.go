@@ -162,6 +162,16 @@ func (c ctxReader) Read(p []byte) (int, error) {
 	return c.r.Read(p)
 }
 
+// sizeOf returns the size of a regular file, else 0.
+func sizeOf(r io.Reader) int64 {
+	if f, ok := r.(*os.File); ok {
+		if fi, err := f.Stat(); err == nil && fi.Mode().IsRegular() {
+			return fi.Size()
+		}
+	}
+	return 0
+}
+
 // seekable returns r itself if it is a plain tar in a regular file, opened
 // again so that closing it is ours to do.
 func seekable(r io.Reader) (*os.File, bool) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"syscall"
@@ -26,6 +27,8 @@ func kinded(err error, doing string) error {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return sandbox.Exhausted.Errorf("%s: %w", doing, err).
 			WithHint("the disk that holds the images is full: remove images (viv image rm, viv image gc) or make room")
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return sandbox.Invalid.Errorf("%s: cut short: %w", doing, err)
 	case errors.Is(err, context.DeadlineExceeded):
 		return sandbox.Timeout.Errorf("%s: %w", doing, err)
 	case errors.Is(err, context.Canceled):

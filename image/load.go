@@ -103,18 +103,21 @@ func (l *loader) loadPath(ctx context.Context, file string) ([]*Image, error) {
 }
 
 func (l *loader) load(ctx context.Context, r io.Reader) ([]*Image, error) {
-	l.meter.stage("convert", 0)
+	size := sizeOf(r)
 	if l.o.Format == RootFS {
+		l.meter.stage("convert", size)
 		return l.rootfs(ctx, r)
 	}
 	f, ok := seekable(r)
 	if !ok {
+		l.meter.stage("read", size)
 		var err error
-		if f, err = l.s.spool(ctx, r); err != nil {
+		if f, err = l.s.spool(ctx, &hashReader{r: r, tick: l.meter.add}); err != nil {
 			return nil, err
 		}
 	}
 	defer f.Close()
+	l.meter.stage("convert", sizeOf(f))
 	t, found, err := scanTar(ctx, f, l.o.Format != Auto)
 	if err != nil {
 		return nil, err

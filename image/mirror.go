@@ -1,6 +1,7 @@
 package image
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -46,6 +47,22 @@ func (s *Store) mirror(m string, r name.Repository) (name.Repository, error) {
 		return n, sandbox.Invalid.Errorf("bad mirror %q: its host needs a dot or a port", m)
 	}
 	return n, nil
+}
+
+// checkMirrors refuses a bad configuration when the store is opened.
+func (s *Store) checkMirrors() error {
+	r, err := name.NewRepository("library/x")
+	if err != nil {
+		return sandbox.Internal.Errorf("check mirrors: %w", err)
+	}
+	for reg, list := range s.opt.Mirrors {
+		for _, m := range list {
+			if _, err := s.mirror(m, r); err != nil {
+				return fmt.Errorf("mirrors of %s: %w", reg, err)
+			}
+		}
+	}
+	return nil
 }
 
 // plainMirrors returns the hosts of mirrors that are written with http://.

@@ -89,6 +89,17 @@ func authKey(ctx context.Context, a authn.Authenticator) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// keychain returns where a tenant's credentials are.
+func (s *Store) keychain(tenant string) authn.Keychain {
+	if s.opt.Credentials == nil {
+		return s.opt.Keychain
+	}
+	if k := s.opt.Credentials(tenant); k != nil {
+		return k
+	}
+	return authn.NewMultiKeychain() // empty: anonymous
+}
+
 // puller is one pull.
 type puller struct {
 	s      *Store
@@ -116,7 +127,7 @@ func (p *puller) pull(ctx context.Context) (*Image, error) {
 		}
 		var r *repo
 		var res *resolved
-		if r, err = p.s.openRepo(ctx, pl.repo, rt, auth); err == nil {
+		if r, err = p.s.openRepo(ctx, pl.repo, rt, p.s.keychain(p.tenant), auth); err == nil {
 			res, err = resolve(ctx, r.manifest, p.ref.Identifier(), p.want)
 		}
 		if err == nil {

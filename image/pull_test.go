@@ -481,3 +481,51 @@ func TestPlainAllowed(t *testing.T) {
 		}
 	}
 }
+
+// Each tenant fetches with its own credentials, or with none.
+func TestPullCredentials(t *testing.T) {
+	t.Parallel()
+	reg := newRegistry(t)
+	ref := reg.push(t, "a/b:1", testImage(t, tarOf(t, ent{name: "f", data: "1"})))
+	reg.hook = func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		if _, p, _ := r.BasicAuth(); p != "secret" {
+			w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	}
+	s := open(t, Options{Credentials: func(tenant string) authn.Keychain {
+		if tenant == "rich" {
+			return keys{"u", "secret"}
+		}
+		return nil
+	}})
+	ctx := context.Background()
+	_, err := s.Pull(ctx, "poor", ref, PullOptions{})
+	wantKind(t, err, sandbox.Denied)
+	if _, err := s.Pull(ctx, "rich", ref, PullOptions{}); err != nil {
+		t.Error(err)
+	}
+	_, err = s.Pull(ctx, "poor", ref, PullOptions{})
+	wantKind(t, err, sandbox.Denied)
+	if _, err := s.Pull(ctx, "poor", ref, PullOptions{Auth: &authn.Basic{Username: "u", Password: "secret"}}); err != nil {
+		t.Error(err)
+	}
+}
+
+type keys struct{ user, password string }
+
+func (k keys) Resolve(authn.Resource) (authn.Authenticator, error) {
+	return &authn.Basic{Username: k.user, Password: k.password}, nil
+}
+
+func TestBadMirror(t *testing.T) {
+	t.Parallel()
+	for _, m := range []string{"", "UPPER/x", "no-dot/x", "https://", "a b"} {
+		_, err := Open(context.Background(), Options{Dir: t.TempDir(), Mirrors: map[string][]string{"docker.io": {m}}})
+		if !errors.Is(err, sandbox.Invalid) {
+			t.Errorf("%q: %v", m, err)
+		}
+	}
+}

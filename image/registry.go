@@ -43,11 +43,11 @@ type repo struct {
 }
 
 // openRepo asks the registry how to authenticate, and does, within four times
-// the stall limit. auth nil uses the keychain.
-func (s *Store) openRepo(ctx context.Context, n name.Repository, rt http.RoundTripper, auth authn.Authenticator) (*repo, error) {
+// the stall limit. auth nil takes it from keys.
+func (s *Store) openRepo(ctx context.Context, n name.Repository, rt http.RoundTripper, keys authn.Keychain, auth authn.Authenticator) (*repo, error) {
 	if auth == nil {
 		var err error
-		if auth, err = authn.Resolve(ctx, s.opt.Keychain, n); err != nil {
+		if auth, err = authn.Resolve(ctx, keys, n); err != nil {
 			return nil, sandbox.Denied.Errorf("find credentials for %s: %w", n.RegistryStr(), err).
 				WithHint("check Docker's configuration and its credential helpers")
 		}

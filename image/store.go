@@ -76,6 +76,9 @@ func Open(ctx context.Context, opt Options) (*Store, error) {
 			return nil, kinded(err, "open image store")
 		}
 	}
+	if err := s.checkMirrors(); err != nil {
+		return nil, err
+	}
 	if err := s.takeLock(); err != nil {
 		return nil, err
 	}

@@ -65,8 +65,13 @@ type Options struct {
 	Insecure []string
 	// Limits bounds one image; zero fields take layer.DefaultLimits.
 	Limits Limits
-	// Keychain finds credentials; nil is Docker's own configuration.
+	// Keychain finds credentials; nil is Docker's own configuration of the user
+	// that runs the daemon.
 	Keychain authn.Keychain
+	// Credentials, if not nil, gives each tenant a keychain of its own in place
+	// of Keychain, so that one does not fetch with what belongs to another. A
+	// nil result is a tenant without credentials.
+	Credentials func(tenant string) authn.Keychain
 	// Fetch decides on connections; nil allows all.
 	Fetch DialPolicy
 	// InUse reports images that must stay although no Use is open, for the
@@ -103,9 +108,9 @@ type PullOptions struct {
 
 // Progress is how far a pull or load is.
 type Progress struct {
-	Stage string // "resolve", "download", "convert"
-	Done  int64  // bytes, compressed
-	Total int64  // bytes, compressed; 0 while unknown
+	Stage string // "resolve", "download"; "read", "convert"
+	Done  int64  // bytes
+	Total int64  // bytes; 0 while unknown
 }
 
 // Format is the form of something to load.

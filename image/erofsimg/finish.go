@@ -111,7 +111,7 @@ func (w *Writer) writeInode(out *position, v visit) {
 		union = n.Rdev
 	}
 	le := binary.LittleEndian
-	b := make([]byte, 0, inodeSize+xsize+len(inline))
+	b := w.buf[:0]
 	b = le.AppendUint16(b, 1|layout<<1) // extended inode
 	icount := uint16(0)
 	if xsize > 0 {
@@ -128,7 +128,7 @@ func (w *Writer) writeInode(out *position, v visit) {
 	b = le.AppendUint64(b, uint64(n.Mtime))
 	b = le.AppendUint32(b, n.Nsec)
 	b = le.AppendUint32(b, n.nlink)
-	b = append(b, make([]byte, 16)...)
+	b = append(b, zeros[:16]...)
 	b = appendXattrs(b, xs)
 	out.write(append(b, inline...))
 }

@@ -63,7 +63,7 @@ func appendXattrs(b []byte, xs []Xattr) []byte {
 	if len(xs) == 0 {
 		return b
 	}
-	b = append(b, make([]byte, xattrHeader)...)
+	b = append(b, zeros[:xattrHeader]...)
 	xs = slices.SortedFunc(slices.Values(xs), func(a, c Xattr) int { return strings.Compare(a.Name, c.Name) })
 	for _, x := range xs {
 		index, suffix, _ := splitXattr(x.Name)
