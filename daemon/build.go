@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -21,6 +22,7 @@ import (
 	"vivarium/network"
 	"vivarium/runtime/gvisor"
 	"vivarium/sandbox"
+	"vivarium/server/native"
 	"vivarium/store"
 	"vivarium/version"
 )
@@ -56,7 +58,7 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 	closers = append(closers, st.Close)
 	images, err := image.Open(ctx, image.Options{
 		Dir: filepath.Join(cfg.DataDir, "images"), DiskBudget: int64(cfg.Images.DiskBudget), Mirrors: cfg.Images.Mirrors, Insecure: cfg.Images.Insecure,
-		Limits: image.Limits{MaxLayerBytes: int64(cfg.Images.MaxLayerBytes), MaxEntries: cfg.Images.MaxEntries},
+		Limits: image.Limits{LayerBytes: int64(cfg.Images.MaxLayerBytes), Entries: cfg.Images.MaxEntries},
 	})
 	if err != nil {
 		return nil, err
@@ -149,7 +151,11 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 	}
 	return &parts{
 		engine: eng, images: images, imageInUse: eng.ImageInUse, tokens: st,
-		buildBase: func(ctx context.Context, tenant string, o image.BaseOptions) (*image.Image, error) {
+		buildBase: func(ctx context.Context, tenant string, r native.BaseRequest, progress func(image.Progress)) (*image.Image, error) {
+			o := image.BaseOptions{Suite: r.Suite, Packages: r.Packages, Tag: r.Tag, Out: &packages{progress: progress}}
+			if r.BuildTools {
+				o.With = []string{"build"}
+			}
 			return images.BuildBase(ctx, tenant, o)
 		},
 		close: func(context.Context) error { return closeAll() },
@@ -253,3 +259,18 @@ func readHost() (hostFacts, error) {
 	return h, err
 }
 
+// packages turns the output of the tool that makes a base image into progress:
+// each line counts as a step done.
+type packages struct {
+	progress func(image.Progress)
+	n        int64
+}
+
+func (p *packages) Write(b []byte) (int, error) {
+	if p.progress == nil {
+		return len(b), nil
+	}
+	p.n += int64(bytes.Count(b, []byte{'\n'}))
+	p.progress(image.Progress{Stage: "install", Done: p.n})
+	return len(b), nil
+}

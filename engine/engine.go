@@ -5,14 +5,83 @@ package engine
 
 import (
 	"context"
-	"net"
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"slices"
+	"sync"
 	"time"
 
+	"vivarium/image"
+	"vivarium/network"
 	"vivarium/sandbox"
+	"vivarium/store"
 )
 
+// Deadlines of the stages.
+type Deadlines struct{ Queue, Image, Boot, Network, Guest, Ready, Stop time.Duration }
+
+// Limits of the node. 0 is no limit, except where said.
+type Limits struct {
+	MaxTimeout   time.Duration
+	MaxSandboxes int
+	MaxPerTenant int
+	MaxPids      int64
+	MaxDisk      int64
+	MaxExecs     int // running at once in one sandbox
+	Queue        int // creates that wait for room
+	// What all sandboxes together may be promised, and one may have at most.
+	// Required.
+	CPU    int64 // thousandths of a core
+	Memory int64 // bytes
+	// ReserveDisk is what must be free below Dir for a create.
+	ReserveDisk int64
+}
+
+// Options of Open.
+type Options struct {
+	Dir       string // spools live in Dir/spool
+	Store     *store.Store
+	Images    *image.Store
+	Network   *network.Network
+	Runtimes  []sandbox.Runtime
+	Defaults  sandbox.Spec // resources, timeouts, runtime and network of specs that leave them out
+	Limits    Limits
+	Deadlines Deadlines
+	// SpoolExec bounds what is kept of each output of an exec, SpoolSandbox
+	// what is kept of a sandbox's ended execs together; bytes.
+	SpoolExec, SpoolSandbox int64
+	// RetainEnded is how long a death certificate is kept, RetainEvents how long
+	// an event is.
+	RetainEnded, RetainEvents time.Duration
+	Version                   string
+	GVisorVersion             string
+	BootID                    string // of the host: tells its restart from the daemon's
+	Logger                    *slog.Logger
+	// Fail is called before each step that a crash could interrupt; an error
+	// makes the step fail. Tests only.
+	Fail func(step string) error
+}
+
 // Engine runs the sandboxes of one node.
-type Engine struct{}
+type Engine struct {
+	opts     Options
+	log      *slog.Logger
+	store    *store.Store
+	runtimes map[string]sandbox.Runtime
+	room     *room
+	events   *events
+	started  time.Time
+	ctx      context.Context // ends when the engine is closed
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+
+	mu      sync.Mutex
+	boxes   map[string]*box   // living, by id; guarded by mu
+	names   map[string]string // tenant/name of the living to id; guarded by mu
+	tenants map[string]int    // how many are alive; guarded by mu
+	keys    map[string]*creation
+}
 
 // CreateOptions are what a create carries besides the spec.
 type CreateOptions struct {
@@ -68,106 +137,81 @@ type RuntimeInfo struct {
 	Features  map[string]bool
 }
 
-var todo = sandbox.Unsupported.Errorf("not built yet")
-
-// Create records a sandbox and starts its life. It returns at once with the
-// sandbox in stage queued; use Wait to follow it.
-func (e *Engine) Create(ctx context.Context, tenant string, spec sandbox.Spec, opts CreateOptions) (sandbox.Sandbox, error) {
-	return sandbox.Sandbox{}, todo
+// Open takes up the sandboxes of an earlier daemon, removes what nobody owns,
+// and starts the engine.
+func Open(ctx context.Context, opts Options) (*Engine, error) {
+	if opts.Fail == nil {
+		opts.Fail = func(string) error { return nil }
+	}
+	last, err := opts.Store.LastEvent(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{
+		opts: opts, log: opts.Logger, store: opts.Store,
+		runtimes: map[string]sandbox.Runtime{},
+		room:     newRoom(opts.Limits),
+		events:   newEvents(opts.Store, opts.Logger, last),
+		started:  time.Now(),
+		boxes:    map[string]*box{}, names: map[string]string{}, tenants: map[string]int{}, keys: map[string]*creation{},
+	}
+	for _, r := range opts.Runtimes {
+		e.runtimes[r.Name()] = r
+	}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	if err := e.recover(ctx); err != nil {
+		e.cancel()
+		return nil, err
+	}
+	e.wg.Go(e.sweep)
+	return e, nil
 }
 
-// Get finds a sandbox by id, or a living one by name.
-func (e *Engine) Get(ctx context.Context, tenant, ref string) (sandbox.Sandbox, error) {
-	return sandbox.Sandbox{}, todo
+// Close stops deciding. Running sandboxes go on; those half-made are finished
+// off when the next engine finds them.
+func (e *Engine) Close() error {
+	e.cancel()
+	e.mu.Lock()
+	boxes := slices.Collect(maps.Values(e.boxes))
+	e.mu.Unlock()
+	for _, b := range boxes {
+		b.detach()
+	}
+	e.wg.Wait()
+	return nil
 }
 
-func (e *Engine) List(ctx context.Context, tenant string, f Filter) ([]sandbox.Sandbox, error) {
-	return nil, todo
+// Info says what the node is and has.
+func (e *Engine) Info() Info {
+	e.mu.Lock()
+	n := len(e.boxes)
+	e.mu.Unlock()
+	i := Info{Version: e.opts.Version, GVisorVersion: e.opts.GVisorVersion, Alive: n, Started: e.started}
+	for _, name := range []string{sandbox.RuntimeGVisor, sandbox.RuntimeVM} {
+		r, ok := e.runtimes[name]
+		if !ok {
+			i.Runtimes = append(i.Runtimes, RuntimeInfo{Name: name, Reason: "not part of this version"})
+			continue
+		}
+		i.PoolReady += r.Ready()
+		i.Runtimes = append(i.Runtimes, RuntimeInfo{Name: name, Available: true, Features: r.Features()})
+	}
+	return i
 }
 
-// Wait returns when the sandbox has got that far; Gone or the error of its
-// death certificate if it ends before that; Timeout when ctx ends.
-func (e *Engine) Wait(ctx context.Context, tenant, ref string, until Until) (sandbox.Sandbox, error) {
-	return sandbox.Sandbox{}, todo
+// ImageInUse says whether a living sandbox needs an image.
+func (e *Engine) ImageInUse(id string) bool {
+	e.mu.Lock()
+	boxes := slices.Collect(maps.Values(e.boxes))
+	e.mu.Unlock()
+	for _, b := range boxes {
+		if b.record().ImageID == id {
+			return true
+		}
+	}
+	return false
 }
 
-// Stop ends a sandbox: SIGTERM to its main command, SIGKILL to everything after
-// grace. It returns when it has ended. Idempotent.
-func (e *Engine) Stop(ctx context.Context, tenant, ref string, grace time.Duration) (sandbox.Sandbox, error) {
-	return sandbox.Sandbox{}, todo
+func (e *Engine) spoolDir(sandboxID string) string {
+	return filepath.Join(e.opts.Dir, "spool", sandboxID)
 }
-
-// Remove forgets a sandbox that ended; with force it is killed first.
-func (e *Engine) Remove(ctx context.Context, tenant, ref string, force bool) error { return todo }
-
-// Extend sets the sandbox's deadline to timeout from now.
-func (e *Engine) Extend(ctx context.Context, tenant, ref string, timeout time.Duration) (sandbox.Sandbox, error) {
-	return sandbox.Sandbox{}, todo
-}
-
-func (e *Engine) SetTags(ctx context.Context, tenant, ref string, tags map[string]string) (sandbox.Sandbox, error) {
-	return sandbox.Sandbox{}, todo
-}
-
-func (e *Engine) Usage(ctx context.Context, tenant, ref string) (sandbox.Usage, error) {
-	return sandbox.Usage{}, todo
-}
-
-// Events calls fn with the tenant's events after seq (-1: from the oldest
-// kept, 0: from now on), of one sandbox or all, in order.
-func (e *Engine) Events(ctx context.Context, tenant, ref string, after int64, follow bool, fn func(sandbox.Event) error) error {
-	return todo
-}
-
-// StartExec starts a command. The same id again gives the same exec; an empty
-// id is chosen.
-func (e *Engine) StartExec(ctx context.Context, tenant, ref, id string, spec sandbox.ExecSpec) (sandbox.Exec, error) {
-	return sandbox.Exec{}, todo
-}
-
-func (e *Engine) GetExec(ctx context.Context, tenant, ref, id string) (sandbox.Exec, error) {
-	return sandbox.Exec{}, todo
-}
-
-func (e *Engine) ListExecs(ctx context.Context, tenant, ref string) ([]sandbox.Exec, error) {
-	return nil, todo
-}
-
-// WaitExec returns when the exec has exited or is lost.
-func (e *Engine) WaitExec(ctx context.Context, tenant, ref, id string) (sandbox.Exec, error) {
-	return sandbox.Exec{}, todo
-}
-
-// Output calls fn with the output of an exec from the given offsets: with
-// follow until the exec has ended and all was delivered, else with what there
-// is. It returns the exec as it then stands.
-func (e *Engine) Output(ctx context.Context, tenant, ref, id string, from Offsets, follow bool, fn func(Output) error) (sandbox.Exec, error) {
-	return sandbox.Exec{}, todo
-}
-
-// WriteStdin gives bytes to an exec's standard input. Offset is that of the
-// first byte; what was taken before is skipped. It returns how many bytes were
-// taken in all, when they were taken.
-func (e *Engine) WriteStdin(ctx context.Context, tenant, ref, id string, offset int64, p []byte, eof bool) (int64, error) {
-	return 0, todo
-}
-
-func (e *Engine) SignalExec(ctx context.Context, tenant, ref, id string, signal int) error {
-	return todo
-}
-
-func (e *Engine) ResizeExec(ctx context.Context, tenant, ref, id string, size sandbox.WindowSize) error {
-	return todo
-}
-
-// Files of a running sandbox. Every use counts as activity.
-func (e *Engine) Files(ctx context.Context, tenant, ref string) (sandbox.Files, error) {
-	return nil, todo
-}
-
-// Dial connects to a TCP port inside.
-func (e *Engine) Dial(ctx context.Context, tenant, ref string, port uint16) (net.Conn, error) {
-	return nil, todo
-}
-
-func (e *Engine) Info() Info { return Info{} }

@@ -119,6 +119,7 @@ type Sandbox struct {
 	Stages        []StageTime
 	ImageID       string
 	ImageDigest   string
+	Base          Base
 	MachineID     string // of its runtime
 	Slot          string // of its network
 	Address       string
@@ -130,6 +131,13 @@ type Sandbox struct {
 	NetworkHash   string // of the policy in force
 	Death         *Death
 	Removed       bool // on request: only the death certificate is kept
+}
+
+// Base is what a sandbox's image gives to the commands in it.
+type Base struct {
+	Env     []string // KEY=value
+	Workdir string
+	User    string
 }
 
 // Reason says why a sandbox ended.

@@ -150,20 +150,27 @@ func (s *Stream) ReadAt(p []byte, off int64) (n int, at int64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at = max(off, s.len-s.cap, 0)
-	if s.f == nil || at >= s.len {
+	if at >= s.len {
 		return 0, at, nil
+	}
+	f := s.f
+	if f == nil { // closed, with what it held still there
+		if f, err = os.OpenFile(s.path, os.O_RDONLY|unix.O_NOFOLLOW, 0); err != nil {
+			return 0, at, kinded("open spool", err)
+		}
+		defer f.Close()
 	}
 	pos := at % s.cap
 	want := min(int64(len(p)), s.len-at, s.cap-pos)
-	n, err = s.f.ReadAt(p[:want], headerSize+pos)
+	n, err = f.ReadAt(p[:want], headerSize+pos)
 	if err != nil {
 		return 0, at, kinded("read spool", err)
 	}
 	return n, at, nil
 }
 
-// Close closes the file. Reads then find nothing; the stream can be opened
-// again.
+// Close closes the file, which nothing may be written to any more. Reads open
+// it for themselves.
 func (s *Stream) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

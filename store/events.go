@@ -10,7 +10,7 @@ import (
 )
 
 // AddEvent writes an event under the number it has.
-func (s *Store) AddEvent(e sandbox.Event) Pending {
+func (s *Store) AddEvent(e sandbox.Event) *Pending {
 	return s.submit(func(tx *sql.Tx) error {
 		attrs, err := json.Marshal(e.Attrs)
 		if err != nil {
@@ -57,7 +57,7 @@ func (s *Store) Events(ctx context.Context, tenant, sandboxID string, after int6
 
 // TrimEvents deletes those from before t, but never the newest: its number must
 // not be given out again.
-func (s *Store) TrimEvents(t time.Time) Pending {
+func (s *Store) TrimEvents(t time.Time) *Pending {
 	return s.submit(func(tx *sql.Tx) error {
 		_, err := tx.Exec("DELETE FROM events WHERE time < ? AND seq < (SELECT max(seq) FROM events)", unix(t))
 		return kinded("trim events", err)

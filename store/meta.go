@@ -19,7 +19,7 @@ func (s *Store) Meta(ctx context.Context, key string) (string, error) {
 }
 
 // SetMeta writes one.
-func (s *Store) SetMeta(key, value string) Pending {
+func (s *Store) SetMeta(key, value string) *Pending {
 	return s.submit(func(tx *sql.Tx) error {
 		_, err := tx.Exec("INSERT OR REPLACE INTO meta (key, value) VALUES (?,?)", key, value)
 		return kinded("write "+key, err)

@@ -26,7 +26,7 @@ func timeOf(us int64) time.Time {
 
 // Create writes a new sandbox and, if key is not empty, that the key stands for
 // it. Exists if the id, the name among the living, or the key is taken.
-func (s *Store) Create(sb sandbox.Sandbox, key, spec string) Pending {
+func (s *Store) Create(sb sandbox.Sandbox, key, spec string) *Pending {
 	return s.submit(func(tx *sql.Tx) error {
 		if err := put(tx, sb, "INSERT"); err != nil {
 			return err
@@ -40,7 +40,7 @@ func (s *Store) Create(sb sandbox.Sandbox, key, spec string) Pending {
 }
 
 // Put writes a sandbox as it now is.
-func (s *Store) Put(sb sandbox.Sandbox) Pending {
+func (s *Store) Put(sb sandbox.Sandbox) *Pending {
 	return s.submit(func(tx *sql.Tx) error { return put(tx, sb, "INSERT OR REPLACE") })
 }
 
@@ -114,7 +114,7 @@ func (s *Store) list(ctx context.Context, query string, args ...any) ([]sandbox.
 }
 
 // Forget deletes a sandbox with its execs and idempotency keys.
-func (s *Store) Forget(tenant, id string) Pending {
+func (s *Store) Forget(tenant, id string) *Pending {
 	return s.submit(func(tx *sql.Tx) error {
 		for _, q := range []string{
 			"DELETE FROM execs WHERE tenant = ? AND sandbox = ?",

@@ -60,8 +60,8 @@ type Store struct {
 }
 
 type job struct {
-	fn   func(*sql.Tx) error
-	done chan error
+	fn func(*sql.Tx) error
+	p  *Pending
 }
 
 // Open opens or makes DIR/state.db.
@@ -140,29 +140,60 @@ func (s *Store) poke() {
 	}
 }
 
-// Pending is a write that was queued. Wait tells when it is durable.
-type Pending struct{ done chan error }
+// Pending is a write that was queued.
+type Pending struct {
+	done chan struct{}
+
+	mu    sync.Mutex
+	err   error         // set before done is closed
+	ended bool          // guarded by mu
+	then  []func(error) // guarded by mu
+}
 
 // Wait returns when the write is durable, or failed.
-func (p Pending) Wait() error {
-	err := <-p.done
-	p.done <- err // for further callers
-	return err
+func (p *Pending) Wait() error {
+	<-p.done
+	return p.err
+}
+
+// Then calls fn when the write is durable, or failed: on the writer's goroutine,
+// so fn must not wait for anything.
+func (p *Pending) Then(fn func(error)) {
+	p.mu.Lock()
+	if !p.ended {
+		p.then = append(p.then, fn)
+		p.mu.Unlock()
+		return
+	}
+	p.mu.Unlock()
+	fn(p.err)
+}
+
+func (p *Pending) end(err error) {
+	p.mu.Lock()
+	p.err, p.ended = err, true
+	then := p.then
+	p.then = nil
+	p.mu.Unlock()
+	close(p.done)
+	for _, fn := range then {
+		fn(err)
+	}
 }
 
 // submit queues a write. Writes are made in the order of submission.
-func (s *Store) submit(fn func(*sql.Tx) error) Pending {
-	j := job{fn: fn, done: make(chan error, 1)}
+func (s *Store) submit(fn func(*sql.Tx) error) *Pending {
+	j := job{fn: fn, p: &Pending{done: make(chan struct{})}}
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		j.done <- sandbox.Unavailable.Errorf("the store is closed")
-		return Pending{j.done}
+		j.p.end(sandbox.Unavailable.Errorf("the store is closed"))
+		return j.p
 	}
 	s.queue = append(s.queue, j)
 	s.mu.Unlock()
 	s.poke()
-	return Pending{j.done}
+	return j.p
 }
 
 // batch bounds how many writes share a transaction.
@@ -218,6 +249,6 @@ func (s *Store) commit(jobs []job) {
 		if errs[i] == nil && err != nil {
 			errs[i] = kinded("write to store", err)
 		}
-		j.done <- errs[i]
+		j.p.end(errs[i])
 	}
 }

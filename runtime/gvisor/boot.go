@@ -182,16 +182,9 @@ func (r *Runtime) load(id string) (*machine, error) {
 	if id == "" || id != filepath.Base(id) {
 		return nil, sandbox.Invalid.Errorf("machine id %q", id)
 	}
-	raw, err := os.ReadFile(filepath.Join(r.dir(id), stateFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, sandbox.NotFound.Errorf("machine %s is not known", id)
-	}
+	st, err := r.readState(id)
 	if err != nil {
-		return nil, hostError("read machine state", err)
-	}
-	var st state
-	if err := json.Unmarshal(raw, &st); err != nil {
-		return nil, sandbox.Internal.Errorf("decode machine state: %w", err)
+		return nil, err
 	}
 	m := &machine{r: r, id: id, slot: st.Slot, pid: st.Pid, done: make(chan struct{}), started: true}
 	if st.Version != Version() {
@@ -218,6 +211,21 @@ func (r *Runtime) load(id string) (*machine, error) {
 	default:
 	}
 	return m, nil
+}
+
+func (r *Runtime) readState(id string) (state, error) {
+	var st state
+	raw, err := os.ReadFile(filepath.Join(r.dir(id), stateFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return st, sandbox.NotFound.Errorf("machine %s is not known", id)
+	}
+	if err != nil {
+		return st, hostError("read machine state", err)
+	}
+	if err := json.Unmarshal(raw, &st); err != nil {
+		return st, sandbox.Internal.Errorf("decode machine state: %w", err)
+	}
+	return st, nil
 }
 
 // failure adds what the sentry said before it died.

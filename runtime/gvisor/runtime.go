@@ -299,3 +299,19 @@ var stdio struct {
 	saved [3]*os.File
 	sink  *os.File
 }
+
+// NeedsSentry says whether a machine that exists was booted by this sentry
+// binary.
+func (r *Runtime) NeedsSentry(path string) bool {
+	entries, err := os.ReadDir(filepath.Join(r.opts.Dir, "m"))
+	if err != nil {
+		return true
+	}
+	for _, e := range entries {
+		st, err := r.readState(e.Name())
+		if err == nil && st.Sentry == path {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,247 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"vivarium/sandbox"
+)
+
+// end ends the box for this reason, unless it is ending already. It returns at
+// once; gone is closed when nothing is left.
+func (b *box) end(why ending) {
+	b.mu.Lock()
+	if b.ending != nil || b.left {
+		b.mu.Unlock()
+		return
+	}
+	b.ending = &why
+	for _, t := range []*time.Timer{b.idle, b.deadline} {
+		if t != nil {
+			t.Stop()
+		}
+	}
+	b.mu.Unlock()
+	b.e.wg.Go(func() { b.finish(&why) })
+}
+
+// stopLimit is how long the end may take beyond the grace, whatever the sandbox
+// does (A13).
+const stopLimit = 10 * time.Second
+
+// finish takes everything down and writes the death certificate. It runs to its
+// end also while the engine closes; what a killed daemon leaves, the next one
+// finishes.
+func (b *box) finish(why *ending) {
+	b.mu.Lock()
+	was := b.rec.Stage
+	b.setStage(sandbox.StageStopping, why.grace+stopLimit)
+	m, client := b.machine, b.client
+	b.mu.Unlock()
+	b.persist()
+	b.e.events.emit(b.tenant, b.id, eventStage, string(sandbox.StageStopping), map[string]string{"stage": string(sandbox.StageStopping), "reason": string(why.reason)})
+	if why.grace > 0 && m != nil && client != nil && was.Usable() {
+		b.terminate(why.grace, m)
+	}
+	b.halt() // ends a creation that is under way
+	death := sandbox.Death{
+		Reason: why.reason, Stage: was, Message: why.message, Exit: why.exit,
+		Created: b.rec.Created, Started: b.rec.Started, Ended: time.Now(),
+	}
+	if why.err != nil {
+		death.Message, death.Kind, death.Hint = why.err.Error(), sandbox.KindOf(why.err), sandbox.HintOf(why.err)
+	}
+	if b.created != nil { // a creation that is under way may only now get its machine
+		<-b.created
+		b.mu.Lock()
+		m = b.machine
+		b.mu.Unlock()
+	}
+	if m != nil {
+		b.takeDown(m, &death)
+	}
+	b.endExecs(&death)
+	b.mu.Lock()
+	if b.client != nil {
+		client = b.client
+	}
+	release, admitted := b.release, b.admitted
+	b.release, b.admitted = nil, false
+	b.mu.Unlock()
+	if client != nil {
+		client.Fail(sandbox.Gone.Errorf("sandbox %s has ended: %s", b.id, deathText(&death)))
+		_ = client.Close() // it has failed
+	}
+	if release != nil {
+		release()
+	}
+	if err := b.e.opts.Fail("stop.record"); err != nil {
+		b.e.log.Error("end sandbox", "sandbox", b.id, "err", err)
+	}
+	b.mu.Lock()
+	b.setStage(sandbox.StageEnded, 0)
+	b.rec.Death = &death
+	b.rec.IsReady = false
+	if b.rec.Spec.Remove {
+		b.rec.Removed = true
+	}
+	rec := b.rec
+	p := b.e.store.Put(rec)
+	b.mu.Unlock()
+	if err := p.Wait(); err != nil {
+		b.e.log.Error("store death certificate", "sandbox", b.id, "err", err)
+	}
+	b.e.dismiss(b)
+	if admitted {
+		b.e.room.give(rec.Spec.Resources.CPURequest, rec.Spec.Resources.MemoryRequest)
+	}
+	if rec.Removed {
+		if err := os.RemoveAll(b.e.spoolDir(b.id)); err != nil {
+			b.e.log.Error("remove spool", "sandbox", b.id, "err", err)
+		}
+	}
+	attrs := map[string]string{"reason": string(death.Reason), "stage": string(death.Stage)}
+	b.e.events.emit(b.tenant, b.id, eventEnded, deathText(&death), attrs)
+	b.e.log.Info("sandbox ended", "sandbox", b.id, "tenant", b.tenant, "reason", death.Reason, "stage", death.Stage, "message", death.Message)
+	close(b.gone)
+}
+
+// takeDown kills and removes the machine, and reads from the host what it was.
+func (b *box) takeDown(m sandbox.Machine, death *sandbox.Death) {
+	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
+	defer cancel()
+	if err := b.e.opts.Fail("stop.kill"); err != nil {
+		b.e.log.Error("end sandbox", "sandbox", b.id, "err", err)
+	}
+	if err := m.Kill(ctx); err != nil {
+		b.e.log.Error("kill machine", "sandbox", b.id, "machine", m.ID(), "err", err)
+	}
+	if u, err := m.Usage(); err == nil {
+		death.PeakMemory, death.OOM = u.PeakMemory, u.OOM
+		if u.OOM && death.Reason == sandbox.ReasonKilled {
+			death.Reason = sandbox.ReasonOOM
+			death.Message = "out of memory"
+			death.Hint = "raise the memory limit"
+		}
+	} else if !errors.Is(err, sandbox.Gone) {
+		b.e.log.Warn("read usage", "sandbox", b.id, "err", err)
+	}
+	if err := b.e.opts.Fail("stop.remove"); err != nil {
+		b.e.log.Error("end sandbox", "sandbox", b.id, "err", err)
+	}
+	if err := m.Remove(ctx); err != nil {
+		b.e.log.Error("remove machine", "sandbox", b.id, "machine", m.ID(), "err", err)
+	}
+}
+
+// terminate sends SIGTERM to the commands and waits until they have ended, at
+// most for grace.
+func (b *box) terminate(grace time.Duration, m sandbox.Machine) {
+	b.mu.Lock()
+	var running []*execution
+	main := b.execs[sandbox.MainExec]
+	for _, x := range b.execs {
+		if x.running() {
+			running = append(running, x)
+		}
+	}
+	b.mu.Unlock()
+	if main != nil && main.running() {
+		running = []*execution{main} // what it started is its own to end
+	}
+	for _, x := range running {
+		// one that does not take it is killed with the rest
+		_ = x.signal(context.Background(), int(unix.SIGTERM))
+	}
+	limit := time.NewTimer(grace)
+	defer limit.Stop()
+	for _, x := range running {
+		select {
+		case <-x.done:
+		case <-m.Done():
+			return
+		case <-limit.C:
+			return
+		}
+	}
+	if main != nil {
+		if st := main.record(); st.State == sandbox.ExecExited {
+			b.mu.Lock()
+			if b.ending.exit == nil {
+				b.ending.exit = &st.Exit
+			}
+			b.mu.Unlock()
+		}
+	}
+}
+
+// Stop ends a sandbox: SIGTERM to its main command, SIGKILL to everything after
+// grace. It returns when it has ended. Idempotent.
+func (e *Engine) Stop(ctx context.Context, tenant, ref string, grace time.Duration) (sandbox.Sandbox, error) {
+	b, sb, err := e.find(ctx, tenant, ref)
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	if b == nil {
+		return sb, nil
+	}
+	b.end(ending{reason: sandbox.ReasonStopped, grace: max(0, min(grace, e.opts.Deadlines.Stop))})
+	if err := b.waitGone(ctx); err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	return b.record(), nil
+}
+
+func (b *box) waitGone(ctx context.Context) error {
+	select {
+	case <-b.gone:
+		return nil
+	case <-b.quit:
+		return sandbox.Unavailable.Errorf("the daemon is stopping")
+	case <-ctx.Done():
+		return sandbox.Timeout.Errorf("wait for the end of sandbox %s: %w", b.id, ctx.Err())
+	}
+}
+
+// Remove forgets a sandbox that ended, but for its death certificate; with force
+// it is killed first.
+func (e *Engine) Remove(ctx context.Context, tenant, ref string, force bool) error {
+	b, sb, err := e.find(ctx, tenant, ref)
+	if err != nil {
+		return err
+	}
+	if b != nil {
+		if !force {
+			return sandbox.Conflict.Errorf("sandbox %s is alive, in stage %s", b.id, sb.Stage).WithHint("stop it first, or use --force")
+		}
+		b.mu.Lock()
+		b.rec.Spec.Remove = true
+		b.mu.Unlock()
+		b.end(ending{reason: sandbox.ReasonStopped})
+		if err := b.waitGone(ctx); err != nil {
+			return err
+		}
+		sb = b.record()
+	}
+	if err := e.opts.Fail("remove.record"); err != nil {
+		return err
+	}
+	if !sb.Removed {
+		sb.Removed = true
+		if err := e.store.Put(sb).Wait(); err != nil {
+			return err
+		}
+	}
+	if err := e.opts.Fail("remove.spool"); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(e.spoolDir(sb.ID)); err != nil {
+		return sandbox.Internal.Errorf("remove output of %s: %w", sb.ID, err)
+	}
+	e.events.emit(tenant, sb.ID, eventRemoved, "", nil)
+	return nil
+}

@@ -1,0 +1,300 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"vivarium/guest/wire"
+	"vivarium/sandbox"
+)
+
+// recover takes up what an earlier daemon left: sandboxes that run go on, those
+// that were half made or half ended are finished off with a reason, and what
+// belongs to nobody is removed.
+func (e *Engine) recover(ctx context.Context) error {
+	last, err := e.store.Meta(ctx, "boot_id")
+	if err != nil {
+		return err
+	}
+	restarted := last != "" && last != e.opts.BootID // the host
+	alive, err := e.store.Alive(ctx)
+	if err != nil {
+		return err
+	}
+	var found []*box
+	live := map[string]bool{}
+	for _, sb := range alive {
+		b := e.newBox(sb)
+		e.mu.Lock()
+		e.enlist(b)
+		e.mu.Unlock()
+		why, err := b.adopt(ctx, restarted)
+		if err != nil {
+			return err
+		}
+		if b.machine != nil {
+			live[sb.MachineID] = true
+		}
+		if why != nil {
+			b.end(*why)
+			continue
+		}
+		found = append(found, b)
+	}
+	for _, rt := range e.runtimes {
+		if err := rt.Reconcile(ctx, func(id string) bool { return live[id] || e.knows(id) }); err != nil {
+			e.log.Error("remove orphaned machines", "runtime", rt.Name(), "err", err)
+		}
+	}
+	if err := e.removeOrphanSpools(ctx); err != nil {
+		return err
+	}
+	if err := e.store.SetMeta("boot_id", e.opts.BootID).Wait(); err != nil {
+		return err
+	}
+	for _, b := range found {
+		b.resume(ctx)
+	}
+	return nil
+}
+
+// knows says whether a living box has this machine.
+func (e *Engine) knows(machineID string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, b := range e.boxes {
+		if b.record().MachineID == machineID {
+			return true
+		}
+	}
+	return false
+}
+
+// LiveSlots are the network slots that living sandboxes of the store have, with
+// the machine that owns each: for Network.Reconcile, before the engine opens.
+func LiveSlots(ctx context.Context, s interface {
+	Alive(context.Context) ([]sandbox.Sandbox, error)
+}) (map[string]string, error) {
+	alive, err := s.Alive(ctx)
+	if err != nil {
+		return nil, err
+	}
+	slots := map[string]string{}
+	for _, sb := range alive {
+		if sb.Slot != "" {
+			slots[sb.Slot] = sb.MachineID
+		}
+	}
+	return slots, nil
+}
+
+// adopt finds the box's machine. It returns why the box has to end, nil if it
+// goes on.
+func (b *box) adopt(ctx context.Context, restarted bool) (*ending, error) {
+	sb := &b.rec
+	res := sb.Spec.Resources
+	rt, ok := b.e.runtimes[sb.Spec.Runtime]
+	switch {
+	case restarted:
+		return &ending{reason: sandbox.ReasonLost, message: "the host was restarted"}, nil
+	case !ok:
+		return &ending{reason: sandbox.ReasonLost, message: "this daemon has no runtime " + sb.Spec.Runtime}, nil
+	case sb.MachineID == "":
+		return &ending{reason: sandbox.ReasonFailed, err: sandbox.Unavailable.Errorf("the daemon was restarted in stage %s", sb.Stage)}, nil
+	}
+	m, err := rt.Adopt(ctx, sb.MachineID)
+	if m != nil {
+		b.machine = m
+		b.e.room.force(res.CPURequest, res.MemoryRequest)
+		b.admitted = true
+	}
+	switch {
+	case errors.Is(err, sandbox.NotFound):
+		return &ending{reason: sandbox.ReasonLost, message: "its machine is gone"}, nil
+	case errors.Is(err, sandbox.Gone):
+		return &ending{reason: sandbox.ReasonKilled, message: "its machine died while no daemon ran"}, nil
+	case err != nil:
+		return nil, err
+	case sb.Stage == sandbox.StageStopping:
+		return &ending{reason: sandbox.ReasonStopped, message: "the daemon was restarted while it was being stopped"}, nil
+	case !sb.Stage.Usable() && sb.Stage != sandbox.StageGuest:
+		return &ending{reason: sandbox.ReasonFailed, err: sandbox.Unavailable.Errorf("the daemon was restarted in stage %s", sb.Stage)}, nil
+	}
+	// pinned again, so that nobody removes it; the machine has it open in any
+	// case
+	if _, release, err := b.e.opts.Images.Use(ctx, sb.Tenant, sb.ImageID); err == nil {
+		b.release = release
+	} else {
+		b.e.log.Warn("image of a running sandbox", "sandbox", b.id, "image", sb.ImageID, "err", err)
+	}
+	return nil, nil
+}
+
+// resume goes on with a box whose machine runs: its execs are attached again.
+// The guest is called only where there is something to ask it, so that a
+// thousand idle sandboxes cost nothing.
+func (b *box) resume(ctx context.Context) {
+	go b.watchMachine(b.machine)
+	b.watchDeadline()
+	b.e.events.emit(b.tenant, b.id, eventFound, "", nil)
+	recs, err := b.e.store.Execs(ctx, b.tenant, b.id)
+	if err != nil {
+		b.e.log.Error("find execs", "sandbox", b.id, "err", err)
+		return
+	}
+	running := false
+	b.mu.Lock()
+	for _, rec := range recs {
+		if rec.State == sandbox.ExecExited || rec.State == sandbox.ExecLost {
+			x, err := b.e.ended(b.rec, rec)
+			if err != nil {
+				b.e.log.Error("find output", "sandbox", b.id, "exec", rec.ID, "err", err)
+				continue
+			}
+			x.b, x.asked = b, rec.Spec
+			b.execs[rec.ID] = x
+			b.doneExecs = append(b.doneExecs, rec.ID)
+			continue
+		}
+		running = true
+		b.take(rec)
+	}
+	stage := b.rec.Stage
+	b.rest()
+	b.mu.Unlock()
+	// an exec may have been started just before the daemon died, and its row
+	// not have been written: the guest knows it
+	b.e.wg.Go(func() { b.reattach(running || stage != sandbox.StageRunning) })
+}
+
+// take makes a running execution of a record. The caller holds mu.
+func (b *box) take(rec sandbox.Exec) {
+	x, err := newExecution(b, rec)
+	if err != nil {
+		b.e.log.Error("find output", "sandbox", b.id, "exec", rec.ID, "err", err)
+		return
+	}
+	x.asked = rec.Spec
+	b.execs[rec.ID] = x
+	b.running++
+	b.active++
+	x.rest = func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.active--
+		b.rest()
+	}
+	b.e.wg.Go(func() { x.pump(nil) })
+	if rec.ID == sandbox.MainExec {
+		go func() {
+			select {
+			case <-x.done:
+				if st := x.record(); st.State == sandbox.ExecExited {
+					b.end(ending{reason: sandbox.ReasonExited, exit: &st.Exit})
+				}
+			case <-b.quit:
+			}
+		}()
+	}
+}
+
+// reattach compares the execs with what the guest knows. Of a box that was not
+// yet running it first finds out how far its creation had come.
+func (b *box) reattach(now bool) {
+	if !now {
+		return
+	}
+	ctx, cancel := context.WithTimeout(b.life, b.e.opts.Deadlines.Guest)
+	defer cancel()
+	fail := func(err error) {
+		if b.e.ctx.Err() == nil {
+			b.end(ending{reason: sandbox.ReasonFailed, err: sandbox.Unavailable.Errorf("the daemon was restarted, and the guest does not answer: %w", err)})
+		}
+	}
+	c, err := b.guest(ctx)
+	if err != nil {
+		fail(err)
+		return
+	}
+	known, err := c.ListExecs(ctx)
+	if err != nil {
+		fail(err)
+		return
+	}
+	b.mu.Lock()
+	for _, k := range known {
+		if _, ok := b.execs[k.ID]; ok || strings.HasPrefix(k.ID, "probe-") {
+			continue
+		}
+		b.take(orphanExec(b, k))
+	}
+	stage, spec := b.rec.Stage, b.rec.Spec
+	_, hasMain := b.execs[sandbox.MainExec]
+	b.mu.Unlock()
+	if stage == sandbox.StageRunning {
+		return
+	}
+	wantsMain := len(spec.Command) > 0 || spec.RunImageCommand || len(spec.Entrypoint) > 0
+	if stage == sandbox.StageGuest && wantsMain && !hasMain {
+		b.end(ending{reason: sandbox.ReasonFailed, err: sandbox.Unavailable.Errorf("the daemon was restarted before the main command was started")})
+		return
+	}
+	if err := b.finishCreation(); err != nil && b.e.ctx.Err() == nil {
+		b.end(ending{reason: sandbox.ReasonFailed, err: err})
+	}
+}
+
+// finishCreation brings a box whose main command runs to stage running.
+func (b *box) finishCreation() error {
+	spec := b.record().Spec
+	if spec.Probe != nil {
+		if !b.enter(sandbox.StageReady, b.e.opts.Deadlines.Ready) {
+			return nil
+		}
+		return b.probe(spec.Probe, b.e.opts.Deadlines.Ready)
+	}
+	b.mu.Lock()
+	if b.rec.Started.IsZero() {
+		b.rec.Started = time.Now()
+	}
+	b.rec.IsReady = true
+	b.setStage(sandbox.StageRunning, 0)
+	b.rest()
+	b.mu.Unlock()
+	b.persist()
+	return nil
+}
+
+// orphanExec is the record of an exec of which only the guest knows.
+func orphanExec(b *box, k wire.ExecInfo) sandbox.Exec {
+	return sandbox.Exec{ID: k.ID, SandboxID: b.id, Tenant: b.tenant, State: sandbox.ExecRunning, PID: k.PID, Started: time.Now()}
+}
+
+// removeOrphanSpools removes output of sandboxes that nobody knows.
+func (e *Engine) removeOrphanSpools(ctx context.Context) error {
+	dir := filepath.Join(e.opts.Dir, "spool")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return sandbox.Internal.Errorf("make spool directory: %w", err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return sandbox.Internal.Errorf("list spools: %w", err)
+	}
+	ids, err := e.store.IDs(ctx)
+	if err != nil {
+		return err
+	}
+	for _, d := range entries {
+		if ids[d.Name()] {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(dir, d.Name())); err != nil {
+			return sandbox.Internal.Errorf("remove orphaned spool: %w", err)
+		}
+	}
+	return nil
+}
