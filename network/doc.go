@@ -19,8 +19,8 @@
 // use (it has blackhole routes for all special-purpose ranges and no route at
 // all to other slots), and the host's nftables table. Every layer is complete
 // without the others, except that only nftables knows ports and protocols.
-// A slot without an open policy is besides not forwarded for by the kernel
-// (net.ipv4.conf.IF.forwarding is 0 in the router).
+// A second table in the router holds nothing but the list of open slots, so that
+// closed ones stay closed should the first be gone.
 //
 // What is denied is refused at once, with a TCP reset or an ICMP port
 // unreachable from the router, the same for every address and at a bounded

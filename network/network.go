@@ -33,6 +33,7 @@ type Network struct {
 	cookie uint64   // of the host namespace
 
 	host, router *nsThread
+	slow         *nsThread // also in the router, for what waits for the kernel's big network lock
 	hostNS       *os.File
 	routerNS     *os.File
 	uplink, up0  netlink.Link
@@ -44,6 +45,7 @@ type Network struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wake   chan struct{}
+	alarm  chan struct{} // rules were found missing
 	tended chan struct{}
 
 	ops sync.WaitGroup // calls under way; Close and Destroy wait for them
@@ -84,7 +86,7 @@ func Open(ctx context.Context, o Options) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{opts: o, dir: filepath.Join(o.Dir, "net"), log: o.Logger,
-		slots: map[string]*slot{}, used: map[uint32]bool{}, wake: make(chan struct{}, 1), tended: make(chan struct{})}
+		slots: map[string]*slot{}, used: map[uint32]bool{}, wake: make(chan struct{}, 1), alarm: make(chan struct{}, 1), tended: make(chan struct{})}
 	if err := n.open(ctx); err != nil {
 		if n.fresh {
 			// Nothing of it was there before and nobody uses it.
@@ -248,7 +250,6 @@ func (n *Network) rebuild(r *registry) error {
 		{"configure uplink", n.configureHost},
 		{"configure routes", n.configureRouter},
 		{"forward uplink", n.forwardUplink},
-		{"forward slots", n.forwardSlots},
 		{"start DNS", n.startDNS},
 		{"forward host", func() error { return n.forward(n.facts.egress) }},
 	} {
@@ -259,25 +260,10 @@ func (n *Network) rebuild(r *registry) error {
 	return nil
 }
 
-// forwardSlots sets each slot's forwarding as its policy wants it.
-func (n *Network) forwardSlots() error {
-	return n.router.do(func() error {
-		for _, s := range n.slots {
-			v := "0"
-			if s.Policy.Mode.opens() {
-				v = "1"
-			}
-			if err := setSysctl("ipv4/conf/"+s.veth+"/forwarding", v); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// forwardUplink lets the router forward what comes in from outside.
+// forwardUplink lets the router forward what comes in from outside. Slots'
+// interfaces forward from the start.
 func (n *Network) forwardUplink() error {
-	return n.router.do(func() error {
+	return n.slow.do(func() error {
 		const flag = "ipv4/conf/" + routerUplink + "/forwarding"
 		if v, err := getSysctl(flag); err == nil && v == "1" {
 			return nil
@@ -304,11 +290,11 @@ func (n *Network) refresh() error {
 	if err != nil {
 		return err
 	}
-	hostOK, err := n.host.hasTable(n.hostTable())
+	hostOK, err := n.host.hasTables(n.hostTable())
 	if err != nil {
 		return err
 	}
-	routerOK, err := n.router.hasTable(routerTable)
+	routerOK, err := n.router.hasTables(routerTable, gateTable)
 	if err != nil {
 		return err
 	}
@@ -390,11 +376,10 @@ func (n *Network) closeFiles() {
 	if n.dns != nil {
 		n.dns.stop()
 	}
-	if n.router != nil {
-		n.router.stop()
-	}
-	if n.host != nil {
-		n.host.stop()
+	for _, t := range []*nsThread{n.router, n.slow, n.host} {
+		if t != nil {
+			t.stop()
+		}
 	}
 	for _, f := range []*os.File{n.routerNS, n.hostNS, n.lock} {
 		if f != nil {
@@ -441,7 +426,7 @@ func (n *Network) teardown(ctx context.Context) error {
 	if err := n.removeHost(ctx); err != nil {
 		errs = append(errs, err)
 	}
-	if n.router != nil {
+	if n.router != nil && n.slow != nil {
 		// A slot's namespace lives on while a sandbox uses it, and with it the
 		// interface, if that is not removed by hand.
 		if err := n.removeGroup(slotGroup); err != nil {

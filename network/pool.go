@@ -156,30 +156,34 @@ func (n *Network) setPolicy(s *slot, p Policy) error {
 // install changes the kernel's rules for s in one transaction. What is added
 // may be there already and what is removed is added first, so that the outcome
 // does not depend on what was before; only a missing table is an error.
+// It takes no lock that the making or removal of interfaces holds for long.
 func (n *Network) install(s *slot, m Mode) error {
-	return n.router.do(func() error {
-		flag := "ipv4/conf/" + s.veth + "/forwarding"
-		if !m.opens() {
-			if err := setSysctl(flag, "0"); err != nil {
-				return err
-			}
-		}
-		err := n.router.withNft(func(c *nftables.Conn) error {
-			for _, e := range []change{{setOpen(), openKey(s)}, {mapPolicy(), policyEntry(s, Public)}} {
+	changes := []change{{setOpen(), openKey(s)}, {mapPolicy(), policyEntry(s, Public)}, {setGate(), openKey(s)}}
+	apply := func(changes ...change) error {
+		return n.router.nft(func(c *nftables.Conn) error {
+			for _, e := range changes {
 				if err := e.apply(c, m.opens()); err != nil {
 					return err
 				}
 			}
-			return c.Flush()
+			return nil
 		})
-		if err == nil {
-			err = n.opts.reach("policy: rules")
+	}
+	err := apply(changes...)
+	if err == nil {
+		return n.opts.reach("policy: rules")
+	}
+	// A table is missing: have it put back now, and close what can be closed.
+	select {
+	case n.alarm <- struct{}{}:
+	default:
+	}
+	if !m.opens() {
+		for _, e := range changes {
+			_ = apply(e) // the first error is the one to tell
 		}
-		if err == nil && m.opens() {
-			err = setSysctl(flag, "1")
-		}
-		return err
-	})
+	}
+	return err
 }
 
 // change is a set and elements that are to be in it or not.
@@ -352,6 +356,10 @@ func (n *Network) tend() {
 		case <-tick.C:
 			if err := n.refresh(); err != nil && n.ctx.Err() == nil {
 				n.log.Error("check network", "err", err)
+			}
+		case <-n.alarm:
+			if err := n.refresh(); err != nil && n.ctx.Err() == nil {
+				n.log.Error("repair network", "err", err)
 			}
 		case <-n.wake:
 		case <-dying:

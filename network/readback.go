@@ -57,7 +57,7 @@ func (n *Network) ReadBack(ctx context.Context, id string) (Applied, error) {
 func (n *Network) readSlot(s *slot) (Mode, error) {
 	mode := None
 	err := n.router.do(func() error {
-		var open, registered bool
+		var open, gate, registered bool
 		err := n.router.withNft(func(c *nftables.Conn) error {
 			es, err := c.GetSetElements(mapPolicy())
 			if err != nil {
@@ -73,18 +73,17 @@ func (n *Network) readSlot(s *slot) (Mode, error) {
 			if open, err = contains(c, setOpen(), openKey(s)[0].Key); err != nil {
 				return err
 			}
+			if gate, err = contains(c, setGate(), openKey(s)[0].Key); err != nil {
+				return err
+			}
 			registered, err = contains(c, setSlots(), slotKey(s)[0].Key)
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		flag, err := getSysctl("ipv4/conf/" + s.veth + "/forwarding")
-		if err != nil {
-			return err
-		}
-		if !registered || open != mode.opens() || (flag == "1") != mode.opens() {
-			return fmt.Errorf("the kernel is of two minds: registered %v, chain %q, open %v, forwarding %q", registered, mode, open, flag)
+		if !registered || open != mode.opens() || gate != mode.opens() {
+			return fmt.Errorf("the kernel is of two minds: registered %v, chain %q, open %v, gate %v", registered, mode, open, gate)
 		}
 		return nil
 	})

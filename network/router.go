@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/google/nftables"
@@ -17,6 +18,9 @@ import (
 const (
 	netnsDir    = "/run/netns" // where ip-netns(8) looks
 	routerTable = "vivarium"
+	// gateTable is a second table of the router that knows only which slots are
+	// open. Should the first be gone, closed slots stay closed.
+	gateTable = "vivarium_gate"
 	// slotRoutes is the routing table for packets that come from slots: the
 	// way out, blackholes, and no way to any other slot.
 	slotRoutes = 100
@@ -49,19 +53,21 @@ func (n *Network) ensureRouter() error {
 		return fmt.Errorf("open router namespace: %w", err)
 	}
 	n.routerNS = ns
-	n.router, err = startThread(ns)
+	if n.router, err = startThread(ns); err != nil {
+		return err
+	}
+	n.slow, err = startThread(ns)
 	return err
 }
 
-// routerSysctls apply to every interface made later, too: closed to
-// forwarding, strict about sources, deaf to redirects, and answering ARP only
+// routerSysctls apply to every interface made later, too: strict about sources, deaf to redirects, and answering ARP only
 // for the address of the very interface that was asked.
 func routerSysctls() error {
 	if err := disableIPv6(); err != nil {
 		return err
 	}
 	for _, kv := range [][2]string{
-		{"forwarding", "0"}, {"rp_filter", "1"}, {"arp_ignore", "1"}, {"arp_announce", "2"},
+		{"forwarding", "1"}, {"rp_filter", "1"}, {"arp_ignore", "1"}, {"arp_announce", "2"},
 		{"accept_redirects", "0"}, {"send_redirects", "0"}, {"accept_source_route", "0"}, {"proxy_arp", "0"},
 	} {
 		if err := setSysctl("ipv4/conf/default/"+kv[0], kv[1]); err != nil {
@@ -94,7 +100,7 @@ func (n *Network) configureRouter() error {
 	if err := h.AddrReplace(n.up0, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(n.routerAddr(), 30))}); err != nil {
 		return fmt.Errorf("set router address: %w", err)
 	}
-	if err := n.router.do(func() error { return enableGRO(routerUplink) }); err != nil {
+	if err := n.slow.do(func() error { return enableGRO(routerUplink) }); err != nil {
 		return err
 	}
 	if err := h.LinkSetUp(n.up0); err != nil {
@@ -206,6 +212,7 @@ func (n *Network) ensureRules() error {
 // here so that an update can name them without asking the kernel.
 var (
 	tableRef  = &nftables.Table{Family: nftables.TableFamilyINet, Name: routerTable}
+	gateRef   = &nftables.Table{Family: nftables.TableFamilyINet, Name: gateTable}
 	slotsType = nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr)
 )
 
@@ -218,6 +225,11 @@ func setSlots() *nftables.Set {
 // setOpen holds the interfaces of slots whose policy lets anything pass at all.
 func setOpen() *nftables.Set {
 	return &nftables.Set{Table: tableRef, Name: "open", KeyType: nftables.TypeIFName}
+}
+
+// setGate is setOpen's twin in the gate table.
+func setGate() *nftables.Set {
+	return &nftables.Set{Table: gateRef, Name: "open", KeyType: nftables.TypeIFName}
 }
 
 // mapPolicy sends packets from an interface to the chain of its policy.
@@ -240,7 +252,7 @@ func policyEntry(s *slot, m Mode) []nftables.SetElement {
 	return []nftables.SetElement{{Key: ifname(s.veth), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: string(m)}}}
 }
 
-// installRouter replaces the router's table, with the elements of all slots, in
+// installRouter replaces the router's tables, with the elements of all slots, in
 // one transaction.
 func (n *Network) installRouter() error {
 	var slots, open, policy []nftables.SetElement
@@ -345,7 +357,14 @@ func (n *Network) installRouter() error {
 			rule(oif(expr.CmpOpNeq, routerUplink), drop()), // slot to slot
 			exprs{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Lookup{SourceRegister: 1, DestRegister: 0, IsDestRegSet: true, SetName: vmap.Name, SetID: vmap.ID}},
 		)
-		return t.err
+		g := replaceTable(c, gateTable)
+		gate := g.set(setGate(), open)
+		g.hook("forward", nftables.ChainHookForward, *nftables.ChainPriorityFilter-10, nftables.ChainPolicyDrop,
+			rule(notIPv4(), drop()),
+			rule(iif(expr.CmpOpEq, routerUplink), oifIn(gate, false), accept()),
+			rule(oif(expr.CmpOpEq, routerUplink), iifIn(gate, false), accept()),
+		)
+		return errors.Join(t.err, g.err)
 	})
 }
 
@@ -366,17 +385,19 @@ func perIface(s *nftables.Set, e expr.Any) exprs {
 	}
 }
 
-// hasTable says whether our table of that name is in the thread's namespace.
-func (t *nsThread) hasTable(name string) (bool, error) {
-	found := false
+// hasTables says whether tables of those names are in the thread's namespace.
+func (t *nsThread) hasTables(names ...string) (bool, error) {
+	found := 0
 	err := t.do(func() error {
 		return t.withNft(func(c *nftables.Conn) error {
 			ts, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 			for _, t := range ts {
-				found = found || t.Name == name
+				if slices.Contains(names, t.Name) {
+					found++
+				}
 			}
 			return err
 		})
 	})
-	return found, err
+	return found == len(names), err
 }

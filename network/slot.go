@@ -197,7 +197,7 @@ func (n *Network) wireSlot(s *slot, ns *os.File) error {
 	}{
 		{"bring loopback up", func() error { return h.LinkSetUp(lo) }},
 		{"set router address", func() error { return rh.AddrAdd(rl, pair(s.gw)) }},
-		{"give veth a queue", func() error { return n.router.do(func() error { return enableGRO(s.veth) }) }},
+		{"give veth a queue", func() error { return n.slow.do(func() error { return enableGRO(s.veth) }) }},
 		{"bring veth up", func() error { return rh.LinkSetUp(rl) }},
 		// Permanent entries: nobody has to ask, and no answer can change them.
 		{"set router neighbour", func() error { return rh.NeighSet(neigh(rl.Attrs().Index, s.addr, in)) }},
@@ -233,7 +233,7 @@ func (n *Network) closeSlots(ss ...*slot) error {
 		policy = append(policy, policyEntry(s, Public)...)
 	}
 	return n.router.nft(func(c *nftables.Conn) error {
-		for _, e := range []change{{setSlots(), slots}, {setOpen(), open}, {mapPolicy(), policy}} {
+		for _, e := range []change{{setSlots(), slots}, {setOpen(), open}, {mapPolicy(), policy}, {setGate(), open}} {
 			if err := e.apply(c, false); err != nil {
 				return err
 			}
@@ -251,7 +251,7 @@ const (
 
 // removeGroup removes all interfaces of a group in the router.
 func (n *Network) removeGroup(group uint32) error {
-	return n.router.do(func() error {
+	return n.slow.do(func() error {
 		req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
 		req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 		req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(group)))
