@@ -124,9 +124,10 @@ func (s *Store) apply(ctx context.Context, m *layer.Merger, l layerSource, tick 
 	if err != nil {
 		return v1.Hash{}, err
 	}
-	defer plain.Close()
 	sum := &hashReader{r: plain, h: sha256.New()}
-	whole, err := m.Apply(ctx, sum)
+	ahead := newReadAhead(sum, func() { plain.Close() })
+	defer ahead.Close()
+	whole, err := m.Apply(ctx, ahead)
 	if err != nil {
 		return v1.Hash{}, err
 	}

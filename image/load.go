@@ -248,6 +248,9 @@ func (l *loader) convert(ctx context.Context, img *Image, raw []byte, layers []l
 	for i := range layers {
 		layers[i].diffID = p.DiffIDs[i]
 	}
+	if p.Platform.OS == "" {
+		p.Platform = l.want
+	}
 	img.Config, img.Platform, img.Created = p.Config, platformString(p.Platform), p.Created
 	l.s.mu.RLock()
 	t := l.s.tenants[l.tenant]

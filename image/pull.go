@@ -160,6 +160,9 @@ func (p *puller) from(ctx context.Context, r *repo, res *resolved) (*Image, erro
 		return nil, sandbox.NotFound.Errorf("no image for platform %s", platformString(p.want)).
 			WithHint("this image is for %s", platformString(cfg.Platform))
 	}
+	if cfg.Platform.OS == "" {
+		cfg.Platform = p.want
+	}
 	img := &Image{
 		ID: imageID(res.manifest.Config.Digest), Digest: res.digest.String(), Tenant: p.tenant,
 		Config: cfg.Config, Platform: platformString(cfg.Platform), Created: cfg.Created, Source: sourcePull + p.ref.Name(),
