@@ -24,6 +24,10 @@ type Options struct {
 	// StartTimeout bounds the guest's answer to the start of an exec and to
 	// calls. Default 30 s.
 	StartTimeout time.Duration
+	// Ready, if not nil, is closed (or sends) when the guest has said that it
+	// listens; see package agent. Connect waits for it, but not longer than
+	// 50 ms, before it tries: trying costs the sandbox time while it starts.
+	Ready <-chan struct{}
 	// Idle is how many connections are kept for the next exec. Default 2.
 	Idle int
 }
@@ -72,6 +76,13 @@ func Connect(ctx context.Context, dial Dialer, key []byte, o Options) (*Client, 
 	}
 	c := &Client{dial: dial, key: slices.Clone(key), opts: o, open: map[*hostConn]struct{}{}}
 	c.life, c.end = context.WithCancelCause(context.Background())
+	if o.Ready != nil {
+		select {
+		case <-o.Ready:
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 	h, err := c.connect(ctx)
 	if err != nil {
 		c.end(err)

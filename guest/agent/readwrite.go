@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"crypto/rand"
 	"encoding/hex"
 	"io"
 	"path"
@@ -285,7 +284,7 @@ func openTarget(name string, w *wire.WriteFile) (*target, error) {
 
 func openTemp(name string, w *wire.WriteFile, exists bool, old *unix.Stat_t) (*target, error) {
 	var r [6]byte
-	rand.Read(r[:])
+	wire.Random(r[:])
 	temp := path.Dir(name) + "/.viv-" + hex.EncodeToString(r[:])
 	fd, err := openRetry(temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o666)
 	if err != nil {

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -24,6 +23,7 @@ const (
 	EnvPort  = "VIV_GUEST_PORT"  // TCP port on 127.0.0.1 to listen on
 	EnvFD    = "VIV_GUEST_FD"    // instead: an inherited listening socket
 	EnvKey   = "VIV_GUEST_KEY"   // the sandbox's key in hexadecimal
+	EnvReady = "VIV_GUEST_READY" // "1": say on standard output that it listens
 	EnvSetup = "VIV_GUEST_SETUP" // what to write before the first exec; see wire.Setup
 )
 
@@ -54,7 +54,7 @@ func Main() error {
 			return err
 		}
 	}
-	setup := os.Getenv(EnvSetup)
+	setup, ready := os.Getenv(EnvSetup), os.Getenv(EnvReady)
 	scrub(EnvKey)
 	os.Clearenv()
 	debug.SetGCPercent(50)
@@ -64,9 +64,12 @@ func Main() error {
 		// Not worth a sandbox: some images cannot have these files.
 		os.Stderr.WriteString("viv-guest: " + err.Error() + "\n")
 	}
-	a := &Agent{reaper: newReaper(), key: key, boot: time.Now(), bootID: rand.Text(), files: newFileRunner(), execs: map[string]*execution{}}
+	a := &Agent{reaper: newReaper(), key: key, boot: time.Now(), bootID: bootID(), files: newFileRunner(), execs: map[string]*execution{}}
 	g, err := unix.Getgroups()
 	a.groups = err != nil || len(g) > 0
+	if ready == "1" {
+		sayReady()
+	}
 	surviveSignals()
 	go a.reaper.loop()
 	err = a.accept(l)
@@ -89,6 +92,24 @@ func setUp(v string) error {
 		return fmt.Errorf("%s: %w", EnvSetup, err)
 	}
 	return prepare(&s)
+}
+
+// sayReady writes one byte to standard output, so that the host need not try
+// again and again to connect, and gives the descriptor up: what the host holds
+// the other end of would be in the way of a checkpoint.
+func sayReady() {
+	unix.Write(1, []byte{'R'})
+	if null := devNull(); null >= 0 {
+		unix.Dup3(null, 1, 0)
+	} else {
+		unix.Close(1)
+	}
+}
+
+func bootID() string {
+	var b [12]byte
+	wire.Random(b[:])
+	return hex.EncodeToString(b[:])
 }
 
 // scrub overwrites a variable where the kernel put it at the start, which is

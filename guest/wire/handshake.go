@@ -2,11 +2,12 @@ package wire
 
 import (
 	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+
+	"golang.org/x/sys/unix"
 )
 
 // Version is the version of the protocol. The guest and the daemon come from
@@ -76,7 +77,7 @@ func HostHandshake(rw io.ReadWriter, key []byte) error {
 		return fmt.Errorf("key of %d bytes, want %d", len(key), KeySize)
 	}
 	nonce := make([]byte, nonceSize)
-	rand.Read(nonce)
+	Random(nonce)
 	if _, err := rw.Write(hello(nonce)); err != nil {
 		return fmt.Errorf("send greeting: %w", err)
 	}
@@ -108,7 +109,7 @@ func GuestHandshake(rw io.ReadWriter, key []byte) error {
 	}
 	theirs := b[5:]
 	nonce := make([]byte, nonceSize)
-	rand.Read(nonce)
+	Random(nonce)
 	if _, err := rw.Write(append(hello(nonce), mac(key, "guest", theirs, nonce)...)); err != nil {
 		return fmt.Errorf("send greeting: %w", err)
 	}
@@ -134,4 +135,16 @@ func Mask(key, nonce, v []byte) []byte {
 		out[i] = v[i] ^ pad[i]
 	}
 	return out
+}
+
+// Random fills b from the kernel. It is here so that the guest does without
+// crypto/rand, which costs it time at the start.
+func Random(b []byte) {
+	for len(b) > 0 {
+		n, err := unix.Getrandom(b, 0)
+		if err != nil && err != unix.EINTR {
+			panic("getrandom: " + err.Error()) // as crypto/rand does: never go on with what is guessable
+		}
+		b = b[max(n, 0):]
+	}
 }
