@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"syscall"
 	"time"
 
@@ -93,30 +94,29 @@ func (a *app) exec(ctx context.Context, c *client.Client, ref, id string, spec *
 		rows, cols := t.dimensions()
 		spec.Pty = &v1.WindowSize{Rows: rows, Cols: cols}
 	}
-	at, err := c.Attach(ctx, &v1.AttachRequest{SandboxId: ref, Id: id, Spec: spec})
-	if err != nil {
-		return err
-	}
-	defer at.Close()
-	first, err := at.Receive()
-	if err != nil {
-		return err
-	}
-	e := first.Exec
-	watchSignals(ctx, func(s syscall.Signal) { go func() { _ = c.Signal(ctx, e.SandboxId, e.Id, int(s)) }() })
-	if tty {
-		defer t.restore()
-		if err := t.raw(); err != nil {
-			return sandbox.Internal.Errorf("set up the terminal: %w", err)
+	defer t.restore()
+	var terr error
+	var e *v1.Exec
+	conv := &session{app: a, c: c, stdin: readerIf(interactive, a.In), tty: tty}
+	end, err := conv.run(ctx, &v1.AttachRequest{SandboxId: ref, Id: id, Spec: spec}, func(x *v1.Exec) {
+		e = x
+		watchSignals(ctx, func(s syscall.Signal) { go func() { _ = c.Signal(ctx, x.SandboxId, x.Id, int(s)) }() })
+		if tty {
+			terr = t.raw()
+			t.watchSize(ctx, func(rows, cols uint32) { _ = c.Resize(ctx, x.SandboxId, x.Id, rows, cols) })
 		}
-		t.watchSize(ctx, func(rows, cols uint32) { _ = c.Resize(ctx, e.SandboxId, e.Id, rows, cols) })
-	}
-	end, err := at.Copy(readerIf(interactive, a.In), a.Out, a.Err)
+	})
 	t.restore()
-	if err != nil {
+	var ec *exitCode
+	switch {
+	case errors.As(err, &ec): // nobody reads what it writes: it is told as in a pipe
+		_ = c.Signal(ctx, e.SandboxId, e.Id, int(syscall.SIGPIPE))
 		return err
-	}
-	if end == nil || end.Exit == nil {
+	case err != nil:
+		return err
+	case terr != nil:
+		return sandbox.Internal.Errorf("set up the terminal: %w", terr)
+	case end.Exit == nil:
 		return a.lost(c, e)
 	}
 	return exitOf(end.Exit)

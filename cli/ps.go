@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -9,7 +10,7 @@ import (
 )
 
 func (a *app) psCmd() *cobra.Command {
-	var all, quiet, asJSON bool
+	var all, removed, quiet, asJSON bool
 	var tags, stages []string
 	req := &v1.ListSandboxesRequest{}
 	cmd := &cobra.Command{
@@ -19,6 +20,7 @@ func (a *app) psCmd() *cobra.Command {
 	}
 	fs := cmd.Flags()
 	fs.BoolVarP(&all, "all", "a", false, "also those that ended")
+	fs.BoolVar(&removed, "removed", false, "with -a: also the death certificates of those that were removed")
 	fs.BoolVarP(&quiet, "quiet", "q", false, "only ids")
 	fs.StringVar(&req.Name, "name", "", "only this name")
 	fs.StringArrayVar(&tags, "tag", nil, "only with this KEY=VALUE; may be repeated")
@@ -39,6 +41,9 @@ func (a *app) psCmd() *cobra.Command {
 		list, err := c.List(cmd.Context(), req)
 		if err != nil {
 			return err
+		}
+		if !removed {
+			list = slices.DeleteFunc(list, func(s *v1.Sandbox) bool { return s.Removed })
 		}
 		switch {
 		case asJSON:

@@ -115,25 +115,26 @@ func (r *runner) run(ctx context.Context) (err error) {
 		}
 	}
 	r.running.Store(true)
-	a, err := r.c.Attach(ctx, &v1.AttachRequest{SandboxId: r.id, Id: sandbox.MainExec})
-	if err != nil {
-		return r.why(ctx, err)
-	}
-	defer a.Close()
-	if r.tty {
-		defer t.restore()
-		if err := t.raw(); err != nil {
-			return sandbox.Internal.Errorf("set up the terminal: %w", err)
+	defer t.restore()
+	var terr error
+	conv := &session{app: r.app, c: r.c, stdin: readerIf(r.interactive, r.In), tty: r.tty}
+	e, err := conv.run(ctx, &v1.AttachRequest{SandboxId: r.id, Id: sandbox.MainExec}, func(*v1.Exec) {
+		if r.tty {
+			terr = t.raw()
+			t.watchSize(ctx, func(rows, cols uint32) { _ = r.c.Resize(ctx, r.id, sandbox.MainExec, rows, cols) })
 		}
-		t.watchSize(ctx, func(rows, cols uint32) { _ = r.c.Resize(ctx, r.id, sandbox.MainExec, rows, cols) })
-	}
-	e, err := a.Copy(readerIf(r.interactive, r.In), r.Out, r.Err)
+	})
 	t.restore()
-	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			return cause
-		}
+	var ec *exitCode
+	switch cause := context.Cause(ctx); {
+	case cause != nil:
+		return cause
+	case errors.As(err, &ec):
+		return err
+	case err != nil:
 		return r.why(ctx, err)
+	case terr != nil:
+		return sandbox.Internal.Errorf("set up the terminal: %w", terr)
 	}
 	return r.exit(ctx, e)
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
+	"syscall"
 
 	"connectrpc.com/connect"
 
@@ -63,6 +65,10 @@ func Error(err error) error {
 		return sandbox.Unavailable.Errorf("no daemon answers at %s: %w", at, op.Err).
 			WithHint("start one with `sudo viv serve`, or name another with --server or VIV_SERVER")
 	}
+	if len(ce.Details()) == 0 && broken(err) {
+		return sandbox.Unavailable.Errorf("the connection to the daemon was lost: %w", err).
+			WithHint("what it did goes on: try again when the daemon is back")
+	}
 	out := &sandbox.Error{Kind: kindOfCode(ce.Code()), Msg: ce.Message()}
 	for _, cause := range []error{context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(err, cause) {
@@ -82,4 +88,17 @@ func Error(err error) error {
 		}
 	}
 	return out
+}
+
+// broken says whether the connection broke, as it does when the daemon dies.
+func broken(err error) bool {
+	for _, cause := range []error{io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE, net.ErrClosed} {
+		if errors.Is(err, cause) {
+			return true
+		}
+	}
+	// The HTTP/2 of net/http has no exported error for it.
+	msg := err.Error()
+	return strings.Contains(msg, "client connection lost") || strings.Contains(msg, "server sent GOAWAY") ||
+		strings.Contains(msg, "client connection force closed")
 }

@@ -131,6 +131,10 @@ type Attachment struct {
 	stream *connect.BidiStreamForClient[v1.AttachRequest, v1.ExecOutput]
 	cancel context.CancelFunc
 
+	// Offsets of the next bytes, for another Attach that goes on from here.
+	// Receive moves them.
+	StdoutNext, StderrNext int64
+
 	mu sync.Mutex // of sending
 }
 
@@ -138,7 +142,7 @@ type Attachment struct {
 // with the first message that Receive returns.
 func (c *Client) Attach(ctx context.Context, first *v1.AttachRequest) (*Attachment, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	a := &Attachment{stream: c.Execs.Attach(ctx), cancel: cancel}
+	a := &Attachment{stream: c.Execs.Attach(ctx), cancel: cancel, StdoutNext: first.StdoutOffset, StderrNext: first.StderrOffset}
 	if err := a.stream.Send(first); err != nil {
 		if errors.Is(err, io.EOF) { // the daemon has answered already
 			_, err = a.stream.Receive()
@@ -150,7 +154,19 @@ func (c *Client) Attach(ctx context.Context, first *v1.AttachRequest) (*Attachme
 }
 
 // Receive returns the next piece of output; io.EOF after the last.
-func (a *Attachment) Receive() (*v1.ExecOutput, error) { return a.stream.Receive() }
+func (a *Attachment) Receive() (*v1.ExecOutput, error) {
+	m, err := a.stream.Receive()
+	if err != nil {
+		return nil, err
+	}
+	if len(m.Stdout) > 0 {
+		a.StdoutNext = m.Offset + int64(len(m.Stdout))
+	}
+	if len(m.Stderr) > 0 {
+		a.StderrNext = m.Offset + int64(len(m.Stderr))
+	}
+	return m, nil
+}
 
 // Send sends input, a size or a signal. After the exec has ended it returns
 // io.EOF.
@@ -188,7 +204,7 @@ func (a *Attachment) Copy(stdin io.Reader, stdout, stderr io.Writer) (*v1.Exec, 
 			last = m.Exec
 		}
 		if err := writeOutput(m, stdout, stderr); err != nil {
-			return last, sandbox.Unavailable.Errorf("write output: %w", err)
+			return last, sandbox.Conflict.Errorf("write output: %w", err)
 		}
 	}
 }

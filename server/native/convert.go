@@ -203,7 +203,7 @@ func sandboxTo(s sandbox.Sandbox) *v1.Sandbox {
 		Stage: string(s.Stage), StageSince: stamp(s.StageSince), StageDeadline: stamp(s.StageDeadline),
 		ImageId: s.ImageID, ImageDigest: s.ImageDigest, Address: s.Address,
 		Created: stamp(s.Created), Started: stamp(s.Started), Deadline: stamp(s.Deadline),
-		IsReady: s.IsReady, NetworkHash: s.NetworkHash, Death: deathTo(s.Death),
+		IsReady: s.IsReady, NetworkHash: s.NetworkHash, Death: deathTo(s.Death), Removed: s.Removed,
 	}
 	if s.NetworkHash != "" {
 		m.AppliedNetwork = &v1.NetworkPolicy{Mode: string(s.Spec.Network.Mode)}

@@ -581,7 +581,8 @@ type Sandbox struct {
 	AppliedNetwork *NetworkPolicy         `protobuf:"bytes,15,opt,name=applied_network,json=appliedNetwork,proto3" json:"applied_network,omitempty"`
 	NetworkHash    string                 `protobuf:"bytes,16,opt,name=network_hash,json=networkHash,proto3" json:"network_hash,omitempty"`
 	Tenant         string                 `protobuf:"bytes,17,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Usage          *Usage                 `protobuf:"bytes,18,opt,name=usage,proto3" json:"usage,omitempty"` // Get and Inspect only
+	Usage          *Usage                 `protobuf:"bytes,18,opt,name=usage,proto3" json:"usage,omitempty"`      // Get and Inspect only
+	Removed        bool                   `protobuf:"varint,19,opt,name=removed,proto3" json:"removed,omitempty"` // on request: its death certificate is all that is kept
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -740,6 +741,13 @@ func (x *Sandbox) GetUsage() *Usage {
 		return x.Usage
 	}
 	return nil
+}
+
+func (x *Sandbox) GetRemoved() bool {
+	if x != nil {
+		return x.Removed
+	}
+	return false
 }
 
 type StageTime struct {
@@ -6404,7 +6412,7 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf8\x05\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x92\x06\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12,\n" +
 	"\x04spec\x18\x02 \x01(\v2\x18.vivarium.v1.SandboxSpecR\x04spec\x12\x14\n" +
@@ -6425,7 +6433,8 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\x0fapplied_network\x18\x0f \x01(\v2\x1a.vivarium.v1.NetworkPolicyR\x0eappliedNetwork\x12!\n" +
 	"\fnetwork_hash\x18\x10 \x01(\tR\vnetworkHash\x12\x16\n" +
 	"\x06tenant\x18\x11 \x01(\tR\x06tenant\x12(\n" +
-	"\x05usage\x18\x12 \x01(\v2\x12.vivarium.v1.UsageR\x05usage\"\x86\x01\n" +
+	"\x05usage\x18\x12 \x01(\v2\x12.vivarium.v1.UsageR\x05usage\x12\x18\n" +
+	"\aremoved\x18\x13 \x01(\bR\aremoved\"\x86\x01\n" +
 	"\tStageTime\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x124\n" +
 	"\aentered\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aentered\x12-\n" +
