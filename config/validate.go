@@ -164,12 +164,12 @@ func (c *Config) validateNetwork(bad func(string, string, ...any), between func(
 		}
 	}
 	for i, d := range c.Network.Deny {
-		if _, err := netip.ParsePrefix(d); err != nil {
+		if _, err := network(d); err != nil {
 			bad(index("network.deny", i), "%q is not a network such as 192.0.2.0/24", d)
 		}
 	}
 	for i, g := range c.Network.Grants {
-		p, err := netip.ParsePrefix(g.Prefix)
+		p, err := network(g.Prefix)
 		switch {
 		case err != nil:
 			bad(index("network.grants", i), "prefix %q is not a network such as 192.0.2.10/32", g.Prefix)
@@ -184,6 +184,14 @@ func (c *Config) validateNetwork(bad func(string, string, ...any), between func(
 			}
 		}
 	}
+}
+
+// network takes an address for the network of it alone.
+func network(s string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	return netip.ParsePrefix(s)
 }
 
 func loopback(host string) bool {

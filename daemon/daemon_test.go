@@ -75,7 +75,7 @@ func TestDaemon(t *testing.T) {
 	if err := n.info(t); err != nil {
 		t.Error(err)
 	}
-	for name, mode := range map[string]os.FileMode{"token": 0o600, "": os.ModeDir | 0o700, "viv.sock": os.ModeSocket | 0o600} {
+	for name, mode := range map[string]os.FileMode{"token": 0o600, "": os.ModeDir | 0o711, "viv.sock": os.ModeSocket | 0o600} {
 		if fi, err := os.Stat(filepath.Join(n.cfg.DataDir, name)); err != nil || fi.Mode() != mode {
 			t.Errorf("%q is %v, %v", name, fi.Mode(), err)
 		}
