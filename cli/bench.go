@@ -1,54 +1,63 @@
 package cli
 
 import (
+	"os/signal"
 	"slices"
+	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
-	"vivarium/sandbox"
+	"vivarium/bench"
 )
 
-var benches = []string{"tti", "exec", "density", "churn", "io"}
-
 func (a *app) benchCmd() *cobra.Command {
-	o := BenchOptions{}
+	o := bench.Options{}
 	cmd := &cobra.Command{
 		Use:   "bench tti|exec|density|churn|io",
-		Short: "Measure the daemon, and with --peer others on the same machine in the same run",
+		Short: "Measure the daemon, and others on the same machine in the same run",
 		Long: `Measure the daemon as any client sees it:
   tti      from create to the first byte of output
   exec     a round trip of /bin/true in a running sandbox
-  density  memory of an idle sandbox, many alive
+  density  memory and CPU of an idle sandbox, many alive
   churn    create, exec and remove by 8 clients, per second
-  io       1 GiB of standard output, up and down`,
+  io       1 GiB of standard output, of a file written and of one read
+
+tti and exec are compared with runsc of the same version and podman on top of
+it, tti also with bwrap: those that are installed. This must run as root on the
+daemon's machine. bench/peers.sh installs what is missing.`,
 		Args:      exactly("BENCH"),
-		ValidArgs: benches,
+		ValidArgs: bench.Benches,
 	}
 	fs := cmd.Flags()
-	fs.IntVarP(&o.N, "n", "n", 0, "how many times; default by bench")
+	fs.IntVarP(&o.N, "n", "n", 0, "how many times (tti 50, exec 200, density 100, churn 400, io 3)")
 	fs.StringVar(&o.Runtime, "runtime", "gvisor", "gvisor or vm")
-	fs.StringVar(&o.Image, "image", "debian:base", "image to use")
-	fs.StringSliceVar(&o.Peers, "peer", nil, "runsc, podman or bwrap; may be repeated")
+	fs.StringVar(&o.Image, "image", "debian:base", "image to use, with echo, true, sleep and head in it")
+	fs.Float64Var(&o.Rate, "rate", 5, "tti: arrivals per second; 0 is one after the other")
+	fs.BoolVar(&o.PoolOff, "pool-off", false, "tti, churn: ask for a size that the pool does not hold")
+	fs.StringSliceVar(&o.Peers, "peer", nil, "runsc, podman or bwrap; may be repeated (default: all that are installed)")
 	fs.BoolVar(&o.JSON, "json", false, "print one JSON object")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if a.hooks.Bench == nil {
-			return sandbox.Unsupported.Errorf("this build has no benchmarks")
-		}
 		o.Bench = args[0]
-		if !slices.Contains(benches, o.Bench) {
-			return usage("there is no bench %q: they are tti, exec, density, churn and io", o.Bench)
+		switch {
+		case !slices.Contains(bench.Benches, o.Bench):
+			return usage("there is no bench %q: they are %s", o.Bench, strings.Join(bench.Benches, ", "))
+		case o.N < 0 || o.N > bench.MaxN || o.N == 0 && fs.Changed("n"):
+			return usage("-n is not between 1 and %d", bench.MaxN)
+		case o.Rate < 0 || o.Rate > bench.MaxRate:
+			return usage("--rate is not between 0 and %d", bench.MaxRate)
 		}
 		for _, p := range o.Peers {
-			if !slices.Contains([]string{"runsc", "podman", "bwrap"}, p) {
-				return usage("there is no peer %q: they are runsc, podman and bwrap", p)
+			if !slices.Contains(bench.Peers, p) {
+				return usage("there is no peer %q: they are %s", p, strings.Join(bench.Peers, ", "))
 			}
 		}
-		if o.N < 0 || o.N > 1_000_000 {
-			return usage("-n is not between 1 and 1000000")
-		}
-		o.Server, o.Token, o.DataDir = a.address(), a.secret(), a.dir()
+		o.Server, o.Token = a.address(), a.secret()
 		o.Out, o.Err = a.Out, a.Err
-		return a.hooks.Bench(cmd.Context(), o)
+		// what it made is removed after a Ctrl-C as well
+		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+		defer stop()
+		return bench.Run(ctx, o)
 	}
 	return cmd
 }
