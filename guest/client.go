@@ -194,6 +194,10 @@ func (c *Client) try(ctx context.Context) (*hostConn, error) {
 // an old one, which may turn out to be dead.
 func (c *Client) take(ctx context.Context) (h *hostConn, old bool, err error) {
 	c.mu.Lock()
+	for n := len(c.idle); n > 0 && !c.idle[n-1].alive(); n = len(c.idle) {
+		c.idle[n-1].close()
+		c.idle = c.idle[:n-1]
+	}
 	if n := len(c.idle); n > 0 {
 		h, c.idle = c.idle[n-1], c.idle[:n-1]
 		c.open[h] = struct{}{}
@@ -221,8 +225,26 @@ func (c *Client) take(ctx context.Context) (h *hostConn, old bool, err error) {
 	return h, false, nil
 }
 
-// fill makes one spare connection, in the background.
+// fillAfter is how long a spare connection is put off: the sandbox has better
+// things to do at the start of a command, and short ones give theirs back.
+const fillAfter = 15 * time.Millisecond
+
+// fill makes one spare connection, in the background, where there is none by
+// then.
 func (c *Client) fill() {
+	select {
+	case <-c.life.Done():
+	case <-time.After(fillAfter):
+	}
+	c.mu.Lock()
+	enough := len(c.idle) > 0 || c.life.Err() != nil
+	if enough {
+		c.filling = false
+	}
+	c.mu.Unlock()
+	if enough {
+		return
+	}
 	ctx, cancel := context.WithTimeout(c.life, c.opts.HandshakeTimeout)
 	defer cancel()
 	h, err := c.connect(ctx)

@@ -7,7 +7,10 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"vivarium/guest/wire"
 	"vivarium/sandbox"
@@ -98,6 +101,26 @@ func ctxError(ctx context.Context, err error) error {
 		return context.Cause(ctx)
 	}
 	return err
+}
+
+// alive says whether an idle connection can still be used, as far as this side
+// knows: the guest has nothing to say on one, so whatever can be read, the end
+// included, means that it is lost.
+func (h *hostConn) alive() bool {
+	sc, ok := h.c.(syscall.Conn)
+	if !ok {
+		return true
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var perr error
+	err = raw.Control(func(fd uintptr) {
+		var b [1]byte
+		_, _, perr = unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	})
+	return err == nil && (perr == unix.EAGAIN || perr == unix.ENOTSOCK)
 }
 
 func (h *hostConn) close() { h.c.Close() }

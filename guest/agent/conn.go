@@ -3,6 +3,7 @@ package agent
 import (
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -18,6 +19,8 @@ type conn struct {
 	raw syscall.RawConn
 	r   *wire.Reader
 	wmu sync.Mutex // one frame at a time
+	// moved is how many bytes of data went either way for the present purpose.
+	moved atomic.Int64
 }
 
 func newConn(fd int) (*conn, error) {
@@ -52,6 +55,7 @@ func (c *conn) send(head, body []byte) error {
 		_, err := c.f.Write(head)
 		return err
 	}
+	c.moved.Add(int64(len(body)))
 	var err error
 	werr := c.raw.Write(func(fd uintptr) bool {
 		for len(head)+len(body) > 0 {

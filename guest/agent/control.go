@@ -271,5 +271,25 @@ func prepare(s *wire.Setup) error {
 	return first
 }
 
-// trim gives memory back to the system some time after large transfers.
-func trim() { debug.FreeOSMemory() }
+const (
+	trimBytes = 2 << 20         // a transfer of more leaves garbage behind
+	trimAfter = 3 * time.Second // it; more transfers may follow
+)
+
+// trim gives memory back to the system some time after large transfers: in a
+// sandbox that idles it would be kept for ever.
+func (a *Agent) trim() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.trimming {
+		return
+	}
+	a.trimming = true
+	time.AfterFunc(trimAfter, func() {
+		a.mu.Lock()
+		a.trimming = false
+		a.mu.Unlock()
+		runtime.GC() // a pool lets go of its buffers at the second collection
+		debug.FreeOSMemory()
+	})
+}

@@ -138,6 +138,7 @@ func (u *upload) next() ([]byte, error) {
 		u.err = wire.ErrFrame
 	}
 	u.last = len(b)
+	u.c.moved.Add(int64(len(b)))
 	return b, u.err
 }
 

@@ -38,6 +38,7 @@ type Agent struct {
 	key      []byte
 	execs    map[string]*execution
 	unproved []*conn // oldest first
+	trimming bool    // memory will be given back soon
 }
 
 // accept takes connections for ever.
@@ -71,7 +72,7 @@ func (a *Agent) accept(l *listener) error {
 		}
 		go a.handle(c)
 		if n == 0 {
-			go spareThreads()
+			time.AfterFunc(spareAfter, spareThreads)
 		}
 	}
 }
@@ -117,7 +118,14 @@ func (a *Agent) handle(c *conn) {
 	defer c.r.Release()
 	for {
 		t, p, err := c.r.Next()
-		if err != nil || !a.first(c, t, p) {
+		if err != nil {
+			return
+		}
+		free := a.first(c, t, p)
+		if c.moved.Swap(0) > trimBytes {
+			a.trim()
+		}
+		if !free {
 			return
 		}
 		c.r.Idle()
@@ -233,6 +241,10 @@ func (a *Agent) forget(e *execution) {
 	e.out[0].ring.free()
 	e.out[1].ring.free()
 }
+
+// spareAfter is when that is done: not while the host waits for the first
+// output.
+const spareAfter = 20 * time.Millisecond
 
 // spareThreads makes the runtime create threads while it still can: once the
 // sandbox is at its limit of processes (A1, A8), a runtime that needs another
