@@ -14,18 +14,22 @@ import (
 
 	"github.com/miekg/dns"
 	"golang.org/x/sync/singleflight"
+	"golang.org/x/sys/unix"
 )
 
 // Bounds of the DNS server. A slot can use its own share and no more.
 const (
-	dnsInFlight       = 512  // queries being answered, all slots
-	dnsSlotInFlight   = 64   // and of one slot
-	dnsTCPConns       = 256  // TCP connections, all slots
-	dnsSlotTCPConns   = 8    // and of one slot
-	dnsTCPQueries     = 100  // queries on one connection
-	dnsMaxQuery       = 4096 // bytes
-	dnsMaxUDP         = 1232 // bytes of a UDP answer (DNS flag day 2020)
-	dnsIdle           = 5 * time.Second
+	dnsInFlight     = 512  // queries being answered, all slots
+	dnsSlotInFlight = 64   // and of one slot
+	dnsTCPConns     = 256  // TCP connections, all slots
+	dnsSlotTCPConns = 8    // and of one slot
+	dnsTCPQueries   = 100  // queries on one connection
+	dnsMaxQuery     = 4096 // bytes
+	dnsMaxUDP       = 1232 // bytes of a UDP answer (DNS flag day 2020)
+	dnsIdle         = 5 * time.Second
+	// dnsReadBuffer holds what all slots may send at once in a moment in which
+	// the daemon does not run.
+	dnsReadBuffer     = 4 << 20
 	dnsAnswerDeadline = 4 * time.Second // glibc asks again after 5 s
 )
 
@@ -88,13 +92,18 @@ func (n *Network) startDNS() error {
 		if s.pc, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(addr)); err != nil {
 			return err
 		}
-		s.ln, err = net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(addr))
-		return err
+		if s.ln, err = net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(addr)); err != nil {
+			return err
+		}
+		return forceReadBuffer(s.pc, dnsReadBuffer)
 	})
 	if err != nil {
 		s.cancel()
 		if s.pc != nil {
 			s.pc.Close()
+		}
+		if s.ln != nil {
+			s.ln.Close()
 		}
 		return err
 	}
@@ -103,6 +112,19 @@ func (n *Network) startDNS() error {
 	go s.serveTCP()
 	n.dns = s
 	return nil
+}
+
+// forceReadBuffer sets a socket's receive buffer beyond net.core.rmem_max.
+func forceReadBuffer(pc *net.UDPConn, bytes int) error {
+	rc, err := pc.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var serr error
+	if err := rc.Control(func(fd uintptr) { serr = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes) }); err != nil {
+		return err
+	}
+	return serr
 }
 
 func (s *dnsServer) stop() {

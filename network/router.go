@@ -305,11 +305,12 @@ func (n *Network) installRouter() error {
 			rule(oifIn(openSet, false), ctState(expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept()),
 			drop(),
 		})
-		// A flood is cut here, before it costs the daemon anything; the server
-		// itself keeps to DNSRate.
+		// A flood is cut here, before it costs the daemon anything or fills the
+		// socket that all slots share. The server counts queries once more, those
+		// that come many to a TCP segment.
 		rate := uint64(n.opts.DNSRate)
 		t.rules(ch["dns"], []exprs{
-			rule(perIface(dnsRate, &expr.Limit{Type: expr.LimitTypePkts, Rate: 10 * rate, Unit: expr.LimitTimeSecond, Burst: uint32(20 * rate), Over: true}), drop()),
+			rule(perIface(dnsRate, &expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Unit: expr.LimitTimeSecond, Burst: uint32(2 * rate), Over: true}), drop()),
 			accept(),
 		})
 		t.hook("prerouting", nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw, nftables.ChainPolicyDrop,
