@@ -149,7 +149,7 @@ func (m *Merger) directory(dir *erofsimg.Node, base string, h *tar.Header) error
 func (m *Merger) node(h *tar.Header, data io.Reader) (*erofsimg.Node, error) {
 	n := &erofsimg.Node{}
 	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeRegA, tar.TypeCont, tar.TypeGNUSparse: //nolint:staticcheck // old archives have TypeRegA
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
 		n.Mode = erofsimg.TypeRegular
 		// A sparse entry yields more bytes than its tar holds.
 		if m.data += h.Size; h.Size > m.limit.LayerBytes || m.data > m.limit.ImageBytes {
