@@ -1,6 +1,6 @@
 // Package cli is the command line, one file per verb. Verbs talk to a daemon
-// through package client; what runs in this process (serve, doctor, bench) is
-// given by the caller in Hooks, so that tests need no more than the verbs.
+// through package client; the daemon that serve runs is given by the caller in
+// Hooks, so that tests need no more than the verbs.
 package cli
 
 import (
@@ -9,45 +9,20 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	v1 "vivarium/api/vivarium/v1"
 	"vivarium/client"
 	"vivarium/config"
 	"vivarium/sandbox"
 )
 
-// Finding is one thing that doctor looked at.
-type Finding struct {
-	Name     string `json:"name"`
-	OK       bool   `json:"ok"`
-	Severity string `json:"severity,omitempty"` // error, warning
-	Detail   string `json:"detail,omitempty"`   // what was found
-	Effect   string `json:"effect,omitempty"`   // what does not work because of it
-	Fix      string `json:"fix,omitempty"`      // the exact command or setting
-}
-
-// BenchOptions say what to measure.
-type BenchOptions struct {
-	Bench   string // tti, exec, density, churn, io
-	N       int
-	Runtime string
-	Peers   []string // runsc, podman, bwrap
-	Image   string
-	JSON    bool
-	Server  string
-	Token   string
-	DataDir string
-	Out     io.Writer
-	Err     io.Writer
-}
-
-// Hooks are what the verbs run in this process.
+// Hooks are what the caller gives.
 type Hooks struct {
 	Serve   func(ctx context.Context, cfg *config.Config) error
-	Doctor  func(ctx context.Context, cfg *config.Config) []Finding
-	Bench   func(ctx context.Context, o BenchOptions) error
 	Version string
 	// GVisorVersion is that of the library inside.
 	GVisorVersion string
@@ -261,4 +236,26 @@ func eachArg(args []string, fn func(string) error) error {
 		return errs[0]
 	}
 	return errors.Join(errs...)
+}
+
+// named calls fn with a sandbox's id or name. A name is that of a living one;
+// where there is none, the one that had it last and was not removed is meant.
+func named(ctx context.Context, c *client.Client, ref string, fn func(ref string) error) error {
+	err := fn(ref)
+	if !errors.Is(err, sandbox.NotFound) {
+		return err
+	}
+	if _, gerr := c.Get(ctx, ref); !errors.Is(gerr, sandbox.NotFound) {
+		return err
+	}
+	list, lerr := c.List(ctx, &v1.ListSandboxesRequest{Name: ref, Ended: true})
+	if lerr != nil {
+		return err
+	}
+	for _, sb := range slices.Backward(list) {
+		if !sb.Removed {
+			return fn(sb.Id)
+		}
+	}
+	return err
 }

@@ -417,7 +417,9 @@ func TestLists(t *testing.T) {
 	viv(t, n, nil, "rm", "a").fails(t, 1, "still runs", "stop it first")
 	viv(t, n, nil, "stop", "a").is(t, 0, "a\n")
 	viv(t, n, nil, "wait", a).is(t, 0, "stopped\n")
-	viv(t, n, nil, "logs", a).is(t, 0, "out\n")
+	viv(t, n, nil, "logs", "a").is(t, 0, "out\n") // the name of one that ended
+	viv(t, n, nil, "wait", "a").is(t, 0, "stopped\n")
+	viv(t, n, nil, "inspect", "a").fails(t, 0)
 	viv(t, n, nil, "rm", "-f", a, "nosuch", b).fails(t, 1, "nosuch: no sandbox")
 	if left := n.Engine.Boxes(); len(left) != 0 {
 		t.Errorf("left behind: %v", left)
@@ -537,27 +539,12 @@ func TestServe(t *testing.T) {
 
 func TestDoctorAndBench(t *testing.T) {
 	t.Parallel()
-	var o BenchOptions
-	h := Hooks{
-		Doctor: func(context.Context, *config.Config) []Finding {
-			return []Finding{{Name: "root", OK: true}, {Name: "netns", Severity: "error", Detail: "missing", Effect: "no network", Fix: "load it"}}
-		},
-		Bench: func(_ context.Context, b BenchOptions) error { o = b; return nil },
-	}
-	r := vivEnv(t, nil, h, nil, "doctor")
-	if r.fails(t, 1); !strings.Contains(r.out, "ok       root\n") || !strings.Contains(r.out, "fix:    load it") {
-		t.Errorf("doctor: %s", r.out)
-	}
-	var f []Finding
-	if err := json.Unmarshal([]byte(vivEnv(t, nil, h, nil, "doctor", "--json").out), &f); err != nil || len(f) != 2 {
-		t.Errorf("doctor --json: %v, %v", f, err)
-	}
-	vivEnv(t, nil, h, nil, "bench", "tti", "-n", "5", "--peer", "runsc", "--peer", "bwrap", "--json").is(t, 0, "")
-	if o.Bench != "tti" || o.N != 5 || len(o.Peers) != 2 || !o.JSON || o.Runtime != "gvisor" {
-		t.Errorf("bench: %+v", o)
-	}
-	vivEnv(t, nil, h, nil, "bench", "speed").fails(t, 2, "tti, exec")
-	vivEnv(t, nil, h, nil, "bench", "tti", "--peer", "docker").fails(t, 2, "runsc, podman")
+	viv(t, nil, nil, "doctor", "--sandboxes", "0").fails(t, 2, "--sandboxes is not between")
+	viv(t, nil, nil, "doctor", "--set", "pool.size=-1").fails(t, 1, "--set pool.size: pool.size: must be between 0 and 256")
+	viv(t, nil, nil, "bench").fails(t, 2, "takes BENCH")
+	viv(t, nil, nil, "bench", "speed").fails(t, 2, "tti, exec")
+	viv(t, nil, nil, "bench", "tti", "--peer", "docker").fails(t, 2, "runsc, podman")
+	viv(t, nil, nil, "bench", "tti", "-n", "0").fails(t, 2, "-n is not between")
 }
 
 // What a sandbox says must not steer the terminal of whoever looks (E2).

@@ -2,6 +2,9 @@ package cli
 
 import (
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -37,9 +40,11 @@ func (a *app) eventsCmd() *cobra.Command {
 			if asJSON {
 				return a.printLine(e)
 			}
-			_, err := fmt.Fprintf(a.Out, "%s  %-6d  %-18s  %s  %s\n",
-				e.Time.AsTime().Local().Format(time.RFC3339), e.Seq, clean(e.Kind), orDash(clean(e.SandboxId)), clean(e.Message))
-			return err
+			line := fmt.Sprintf("%s  %-6d  %-18s  %s  %s", e.Time.AsTime().Local().Format(time.RFC3339), e.Seq, e.Kind, orDash(e.SandboxId), e.Message)
+			for _, k := range slices.Sorted(maps.Keys(e.Attrs)) {
+				line += " " + k + "=" + e.Attrs[k]
+			}
+			return printed(a.Out, strings.TrimRight(clean(line), " ")+"\n")
 		})
 	}
 	return cmd

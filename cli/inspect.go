@@ -33,21 +33,26 @@ func (a *app) inspectCmd() *cobra.Command {
 		if execs {
 			var list []*v1.Exec
 			for _, ref := range args {
-				l, err := c.ListExecs(cmd.Context(), ref)
+				err := named(cmd.Context(), c, ref, func(ref string) error {
+					l, err := c.ListExecs(cmd.Context(), ref)
+					list = append(list, l...)
+					return err
+				})
 				if err != nil {
 					return err
 				}
-				list = append(list, l...)
 			}
 			return printList(a, list)
 		}
 		list := make([]*v1.Sandbox, 0, len(args))
 		err = eachArg(args, func(ref string) error {
-			sb, err := c.Get(cmd.Context(), ref)
-			if err == nil {
-				list = append(list, sb)
-			}
-			return err
+			return named(cmd.Context(), c, ref, func(ref string) error {
+				sb, err := c.Get(cmd.Context(), ref)
+				if err == nil {
+					list = append(list, sb)
+				}
+				return err
+			})
 		})
 		switch {
 		case len(args) == 1 && err == nil:

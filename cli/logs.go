@@ -28,7 +28,10 @@ func (a *app) logsCmd() *cobra.Command {
 			return err
 		}
 		defer c.Close()
-		_, err = c.Output(cmd.Context(), &v1.ReadOutputRequest{SandboxId: args[0], Id: id, Follow: follow}, a.Out, a.Err)
+		err = named(cmd.Context(), c, args[0], func(ref string) error {
+			_, err := c.Output(cmd.Context(), &v1.ReadOutputRequest{SandboxId: ref, Id: id, Follow: follow}, a.Out, a.Err)
+			return err
+		})
 		if errors.Is(err, sandbox.NotFound) && len(args) == 1 {
 			if _, gerr := c.Get(cmd.Context(), args[0]); gerr == nil {
 				return sandbox.NotFound.Errorf("sandbox %s has no main command", args[0]).

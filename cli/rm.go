@@ -18,7 +18,8 @@ func (a *app) rmCmd() *cobra.Command {
 		}
 		defer c.Close()
 		return eachArg(args, func(ref string) error {
-			if err := c.Remove(cmd.Context(), ref, force); err != nil {
+			err := named(cmd.Context(), c, ref, func(ref string) error { return c.Remove(cmd.Context(), ref, force) })
+			if err != nil {
 				return err
 			}
 			return printed(a.Out, ref+"\n")

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	v1 "vivarium/api/vivarium/v1"
 )
 
 func (a *app) waitCmd() *cobra.Command {
@@ -38,7 +40,11 @@ func (a *app) waitCmd() *cobra.Command {
 			}
 			return printed(a.Out, itoa(e.Exit.Code)+"\n")
 		}
-		sb, err := c.Wait(cmd.Context(), args[0], state, timeout)
+		var sb *v1.Sandbox
+		err = named(cmd.Context(), c, args[0], func(ref string) (err error) {
+			sb, err = c.Wait(cmd.Context(), ref, state, timeout)
+			return err
+		})
 		switch d := sb.GetDeath(); {
 		case err != nil:
 			return err
