@@ -74,10 +74,22 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		return nil, err
 	}
 	// the network goes with the last sandbox: nothing of it is left on the host
-	// once neither they nor the daemon need it
+	// once neither they nor the daemon need it. A start that fails before it knows
+	// which sandboxes run must not take it from them.
 	var eng *engine.Engine
+	before, err := st.Alive(ctx)
+	if err != nil {
+		nw.Close()
+		return nil, err
+	}
+	needed := func() bool {
+		if eng == nil {
+			return len(before) > 0
+		}
+		return eng.Info().Alive > 0
+	}
 	closers = append(closers, func() error {
-		if eng != nil && eng.Info().Alive > 0 {
+		if needed() {
 			nw.Close()
 			return nil
 		}
@@ -104,7 +116,7 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		return nil, err
 	}
 	closers = append(closers, func() error {
-		if eng != nil && eng.Info().Alive > 0 {
+		if needed() {
 			return nil
 		}
 		return group.Remove()

@@ -36,6 +36,7 @@ type box struct {
 	active    int      // what counts as activity now; guarded by mu
 	idle      *time.Timer
 	deadline  *time.Timer
+	unasked   bool // found again, and the guest not yet asked which execs it has; guarded by mu
 }
 
 // ending is why and how a box ends.
@@ -45,6 +46,7 @@ type ending struct {
 	err     error // with ReasonFailed
 	grace   time.Duration
 	exit    *sandbox.ExitStatus
+	known   *sandbox.Death // what an earlier daemon had measured
 }
 
 func (e *Engine) newBox(sb sandbox.Sandbox) *box {
@@ -54,6 +56,12 @@ func (e *Engine) newBox(sb sandbox.Sandbox) *box {
 		execs: map[string]*execution{},
 	}
 	b.life, b.halt = context.WithCancel(e.ctx)
+	if d := b.rec.Deadline; !d.IsZero() {
+		// on this process's monotonic clock: one that was read back has only wall
+		// time, with which a clock that is set would move it (E6)
+		now := time.Now()
+		b.rec.Deadline = now.Add(d.Sub(now))
+	}
 	return b
 }
 
@@ -121,6 +129,7 @@ func (b *box) begin() (end func()) {
 	b.active++
 	if b.idle != nil {
 		b.idle.Stop()
+		b.idle = nil
 	}
 	var once sync.Once
 	return func() {
@@ -142,14 +151,17 @@ func (b *box) rest() {
 	if b.idle != nil {
 		b.idle.Stop()
 	}
-	b.idle = time.AfterFunc(d, func() {
+	var t *time.Timer
+	t = time.AfterFunc(d, func() {
 		b.mu.Lock()
-		still := b.active == 0
+		// another timer: something came and went while this one was on its way
+		still := b.active == 0 && b.idle == t
 		b.mu.Unlock()
 		if still {
 			b.end(ending{reason: sandbox.ReasonIdle, message: "idle for " + d.String()})
 		}
 	})
+	b.idle = t
 }
 
 // watchDeadline ends the box when its timeout passes.

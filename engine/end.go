@@ -39,31 +39,46 @@ const stopLimit = 10 * time.Second
 func (b *box) finish(why *ending) {
 	b.mu.Lock()
 	was := b.rec.Stage
-	b.setStage(sandbox.StageStopping, why.grace+stopLimit)
-	m, client := b.machine, b.client
-	b.mu.Unlock()
-	b.persist()
-	b.e.events.emit(b.tenant, b.id, eventStage, string(sandbox.StageStopping), map[string]string{"stage": string(sandbox.StageStopping), "reason": string(why.reason)})
-	if why.grace > 0 && m != nil && client != nil && was.Usable() {
-		b.terminate(why.grace, m)
+	if before := b.rec.Ending; before != nil { // an earlier daemon began to end it
+		was = before.Stage
 	}
-	b.halt() // ends a creation that is under way
+	b.setStage(sandbox.StageStopping, why.grace+stopLimit)
 	death := sandbox.Death{
 		Reason: why.reason, Stage: was, Message: why.message, Exit: why.exit,
-		Created: b.rec.Created, Started: b.rec.Started, Ended: time.Now(),
+		Created: b.rec.Created, Started: b.rec.Started,
 	}
 	if why.err != nil {
 		death.Message, death.Kind, death.Hint = why.err.Error(), sandbox.KindOf(why.err), sandbox.HintOf(why.err)
 	}
+	if why.known != nil {
+		death.PeakMemory, death.OOM = why.known.PeakMemory, why.known.OOM
+	}
+	m, client := b.machine, b.client
+	b.mu.Unlock()
+	b.note(death) // so that whoever finishes this after a crash tells the same
+	b.e.events.emit(b.tenant, b.id, eventStage, string(sandbox.StageStopping), map[string]string{"stage": string(sandbox.StageStopping), "reason": string(why.reason)})
+	if why.grace > 0 && m != nil && client != nil && was.Usable() {
+		b.terminate(why.grace, m)
+	}
+	b.halt()              // ends a creation that is under way
 	if b.created != nil { // a creation that is under way may only now get its machine
 		<-b.created
 		b.mu.Lock()
 		m = b.machine
 		b.mu.Unlock()
 	}
+	b.mu.Lock()
+	death.Exit = why.exit // a main command that took its grace may have set it
+	slot := b.rec.Slot
+	b.mu.Unlock()
 	if m != nil {
 		b.takeDown(m, &death)
+	} else if slot != "" { // the machine is gone without having given it back
+		if err := b.e.opts.Network.Release(context.Background(), slot); err != nil {
+			b.e.log.Error("release slot", "sandbox", b.id, "slot", slot, "err", err)
+		}
 	}
+	death.Ended = time.Now()
 	b.endExecs(&death)
 	b.mu.Lock()
 	if b.client != nil {
@@ -84,7 +99,7 @@ func (b *box) finish(why *ending) {
 	}
 	b.mu.Lock()
 	b.setStage(sandbox.StageEnded, 0)
-	b.rec.Death = &death
+	b.rec.Death, b.rec.Ending = &death, nil
 	b.rec.IsReady = false
 	if b.rec.Spec.Remove {
 		b.rec.Removed = true
@@ -110,6 +125,14 @@ func (b *box) finish(why *ending) {
 	close(b.gone)
 }
 
+// note writes what is known of the end so far.
+func (b *box) note(death sandbox.Death) {
+	b.mu.Lock()
+	b.rec.Ending = &death
+	b.mu.Unlock()
+	b.persist()
+}
+
 // takeDown kills and removes the machine, and reads from the host what it was.
 func (b *box) takeDown(m sandbox.Machine, death *sandbox.Death) {
 	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
@@ -130,6 +153,7 @@ func (b *box) takeDown(m sandbox.Machine, death *sandbox.Death) {
 	} else if !errors.Is(err, sandbox.Gone) {
 		b.e.log.Warn("read usage", "sandbox", b.id, "err", err)
 	}
+	b.note(*death) // with its group, what was measured goes
 	if err := b.e.opts.Fail("stop.remove"); err != nil {
 		b.e.log.Error("end sandbox", "sandbox", b.id, "err", err)
 	}

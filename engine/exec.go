@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"sync"
 	"time"
 
@@ -90,9 +91,16 @@ func (e *Engine) StartExec(ctx context.Context, tenant, ref, id string, spec san
 	} else if !execForm.MatchString(id) {
 		return sandbox.Exec{}, sandbox.Invalid.Errorf("exec id %q: want up to 128 of a-z, A-Z, 0-9, _, ., : and -, the first a letter or digit", id)
 	}
+	if strings.HasPrefix(id, probePrefix) {
+		return sandbox.Exec{}, sandbox.Invalid.Errorf("exec id %q: %s begins the id of a probe", id, probePrefix).WithHint("use another id")
+	}
 	if len(spec.Argv) == 0 {
 		return sandbox.Exec{}, sandbox.Invalid.Errorf("no command given")
 	}
+	if id == sandbox.MainExec && !wantsMain(b.record().Spec) {
+		return sandbox.Exec{}, sandbox.Invalid.Errorf("exec id %q is that of the main command, and sandbox %s has none", id, b.id).WithHint("use another id")
+	}
+	b.askOnce(ctx)
 	if st := b.record(); !st.Stage.Usable() {
 		if st.Stage == sandbox.StageStopping || st.Stage == sandbox.StageEnded {
 			return sandbox.Exec{}, b.endedError()
@@ -119,7 +127,8 @@ func (b *box) startExec(ctx context.Context, id string, spec sandbox.ExecSpec) (
 	b.mu.Lock()
 	if x, ok := b.execs[id]; ok {
 		b.mu.Unlock()
-		if !reflect.DeepEqual(x.asked, spec) {
+		// an exec of which only the guest knew: what was asked for is not recorded
+		if len(x.asked.Argv) > 0 && !reflect.DeepEqual(x.asked, spec) {
 			return nil, sandbox.Exists.Errorf("exec %s exists, with another command", id).WithHint("use a new id for a new command")
 		}
 		return x, nil
@@ -528,9 +537,10 @@ func (e *Engine) exec(ctx context.Context, tenant, ref, id string) (*execution, 
 		return nil, err
 	}
 	if b != nil {
-		b.mu.Lock()
-		x, ok := b.execs[id]
-		b.mu.Unlock()
+		x, ok := b.known(id)
+		if !ok && b.askOnce(ctx) {
+			x, ok = b.known(id)
+		}
 		if !ok {
 			return nil, sandbox.NotFound.Errorf("exec %q does not exist in sandbox %s", id, b.id)
 		}
@@ -546,6 +556,13 @@ func (e *Engine) exec(ctx context.Context, tenant, ref, id string) (*execution, 
 		}
 	}
 	return nil, sandbox.NotFound.Errorf("exec %q does not exist in sandbox %s", id, sb.ID)
+}
+
+func (b *box) known(id string) (*execution, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	x, ok := b.execs[id]
+	return x, ok
 }
 
 // ended makes an execution of the record of one that has ended.
@@ -567,8 +584,11 @@ func (e *Engine) ListExecs(ctx context.Context, tenant, ref string) ([]sandbox.E
 		return nil, err
 	}
 	if b == nil {
-		return e.store.Execs(ctx, tenant, sb.ID)
+		recs, err := e.store.Execs(ctx, tenant, sb.ID)
+		sortExecs(recs)
+		return recs, err
 	}
+	b.askOnce(ctx)
 	b.mu.Lock()
 	all := make([]*execution, 0, len(b.execs))
 	for _, x := range b.execs {

@@ -45,7 +45,7 @@ func (e *Engine) Create(ctx context.Context, tenant string, spec sandbox.Spec, o
 		}
 		return sb, nil
 	}
-	slot := tenant + "/" + opts.IdempotencyKey
+	slot := tenant + "\x00" + opts.IdempotencyKey // NUL: neither may hold one
 	e.mu.Lock()
 	if c, ok := e.keys[slot]; ok {
 		e.mu.Unlock()

@@ -44,6 +44,9 @@ func (b *box) probe(p *sandbox.Probe, limit time.Duration) error {
 	return nil
 }
 
+// probePrefix begins the ids of probes, which are no execs of the caller's.
+const probePrefix = "probe-"
+
 // try probes once. Nil is ready.
 func (b *box) try(ctx context.Context, p *sandbox.Probe) error {
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
@@ -63,7 +66,7 @@ func (b *box) try(ctx context.Context, p *sandbox.Probe) error {
 		return nil
 	}
 	sb := b.record()
-	s, err := c.StartExec(ctx, "probe-"+ulid.Make().String(), execSpec(&sb, sandbox.ExecSpec{Argv: p.Command, Output: sandbox.OutputDiscard, Timeout: p.Timeout}))
+	s, err := c.StartExec(ctx, probePrefix+ulid.Make().String(), execSpec(&sb, sandbox.ExecSpec{Argv: p.Command, Output: sandbox.OutputDiscard, Timeout: p.Timeout}))
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -40,13 +41,22 @@ func (e *Engine) recover(ctx context.Context) error {
 			live[sb.MachineID] = true
 		}
 		if why != nil {
+			// none of its execs runs any more; its end says so of each
+			main := b.recall(ctx)
+			switch {
+			case main == nil:
+			case sb.Ending == nil && sb.Stage != sandbox.StageStopping: // its end had not begun
+				why = &ending{reason: sandbox.ReasonExited, exit: main}
+			case why.exit == nil:
+				why.exit = main
+			}
 			b.end(*why)
 			continue
 		}
 		found = append(found, b)
 	}
 	for _, rt := range e.runtimes {
-		if err := rt.Reconcile(ctx, func(id string) bool { return live[id] || e.knows(id) }); err != nil {
+		if err := rt.Reconcile(ctx, func(id string) bool { return live[id] }); err != nil {
 			e.log.Error("remove orphaned machines", "runtime", rt.Name(), "err", err)
 		}
 	}
@@ -60,18 +70,6 @@ func (e *Engine) recover(ctx context.Context) error {
 		b.resume(ctx)
 	}
 	return nil
-}
-
-// knows says whether a living box has this machine.
-func (e *Engine) knows(machineID string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, b := range e.boxes {
-		if b.record().MachineID == machineID {
-			return true
-		}
-	}
-	return false
 }
 
 // LiveSlots are the network slots that living sandboxes of the store have, with
@@ -98,11 +96,16 @@ func (b *box) adopt(ctx context.Context, restarted bool) (*ending, error) {
 	sb := &b.rec
 	res := sb.Spec.Resources
 	rt, ok := b.e.runtimes[sb.Spec.Runtime]
+	before := sb.Ending
 	switch {
+	case restarted && before != nil:
+		return resumed(before), nil
 	case restarted:
 		return &ending{reason: sandbox.ReasonLost, message: "the host was restarted"}, nil
 	case !ok:
 		return &ending{reason: sandbox.ReasonLost, message: "this daemon has no runtime " + sb.Spec.Runtime}, nil
+	case sb.MachineID == "" && before != nil:
+		return resumed(before), nil
 	case sb.MachineID == "":
 		return &ending{reason: sandbox.ReasonFailed, err: sandbox.Unavailable.Errorf("the daemon was restarted in stage %s", sb.Stage)}, nil
 	}
@@ -113,12 +116,15 @@ func (b *box) adopt(ctx context.Context, restarted bool) (*ending, error) {
 		b.admitted = true
 	}
 	switch {
+	case before != nil: // whatever has become of its machine
+		return resumed(before), nil
 	case errors.Is(err, sandbox.NotFound):
 		return &ending{reason: sandbox.ReasonLost, message: "its machine is gone"}, nil
 	case errors.Is(err, sandbox.Gone):
 		return &ending{reason: sandbox.ReasonKilled, message: "its machine died while no daemon ran"}, nil
 	case err != nil:
-		return nil, err
+		// one sandbox that cannot be taken up is not to keep the others from it
+		return &ending{reason: sandbox.ReasonLost, message: "its machine cannot be taken up: " + err.Error()}, nil
 	case sb.Stage == sandbox.StageStopping:
 		return &ending{reason: sandbox.ReasonStopped, message: "the daemon was restarted while it was being stopped"}, nil
 	case !sb.Stage.Usable() && sb.Stage != sandbox.StageGuest:
@@ -141,34 +147,93 @@ func (b *box) resume(ctx context.Context) {
 	go b.watchMachine(b.machine)
 	b.watchDeadline()
 	b.e.events.emit(b.tenant, b.id, eventFound, "", nil)
-	recs, err := b.e.store.Execs(ctx, b.tenant, b.id)
-	if err != nil {
-		b.e.log.Error("find execs", "sandbox", b.id, "err", err)
-		return
-	}
+	recs := b.execRecords(ctx)
 	running := false
 	b.mu.Lock()
+	b.unasked = true
 	for _, rec := range recs {
 		if rec.State == sandbox.ExecExited || rec.State == sandbox.ExecLost {
-			x, err := b.e.ended(b.rec, rec)
-			if err != nil {
-				b.e.log.Error("find output", "sandbox", b.id, "exec", rec.ID, "err", err)
-				continue
-			}
-			x.b, x.asked = b, rec.Spec
-			b.execs[rec.ID] = x
-			b.doneExecs = append(b.doneExecs, rec.ID)
+			b.keep(rec)
 			continue
 		}
 		running = true
 		b.take(rec)
 	}
-	stage := b.rec.Stage
+	var exit *sandbox.ExitStatus
+	if x, ok := b.execs[sandbox.MainExec]; ok && x.rec.State == sandbox.ExecExited {
+		exit = &x.rec.Exit
+	}
+	// an exec may have been started just before the daemon died, and its row
+	// not have been written: the guest knows it. Of an idle one it is asked when
+	// somebody asks for an exec, unless what runs there keeps it alive.
+	now := running || b.rec.Stage != sandbox.StageRunning || b.rec.Spec.IdleTimeout > 0
 	b.rest()
 	b.mu.Unlock()
-	// an exec may have been started just before the daemon died, and its row
-	// not have been written: the guest knows it
-	b.e.wg.Go(func() { b.reattach(running || stage != sandbox.StageRunning) })
+	if exit != nil { // the daemon died between this and its end
+		b.end(ending{reason: sandbox.ReasonExited, exit: exit})
+		return
+	}
+	if now {
+		b.e.wg.Go(b.reattach)
+	}
+}
+
+// resumed is the end of a box that an earlier daemon had begun.
+func resumed(d *sandbox.Death) *ending {
+	e := &ending{reason: d.Reason, message: d.Message, exit: d.Exit, known: d}
+	if d.Kind != "" {
+		k := d.Kind.Errorf("%s", d.Message)
+		k.Hint = d.Hint
+		e.err = k
+	}
+	return e
+}
+
+func (b *box) execRecords(ctx context.Context) []sandbox.Exec {
+	recs, err := b.e.store.Execs(ctx, b.tenant, b.id)
+	if err != nil {
+		b.e.log.Error("find execs", "sandbox", b.id, "err", err)
+	}
+	slices.SortFunc(recs, func(x, y sandbox.Exec) int { return x.Ended.Compare(y.Ended) })
+	return recs
+}
+
+// recall loads the execs of a box that is to end, and gives the status of its
+// main command if there is one.
+func (b *box) recall(ctx context.Context) (main *sandbox.ExitStatus) {
+	recs := b.execRecords(ctx)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, rec := range recs {
+		if rec.State == sandbox.ExecExited || rec.State == sandbox.ExecLost {
+			b.keep(rec)
+			if rec.ID == sandbox.MainExec && rec.State == sandbox.ExecExited {
+				main = &rec.Exit
+			}
+			continue
+		}
+		x, err := newExecution(b, rec)
+		if err != nil {
+			b.e.log.Error("find output", "sandbox", b.id, "exec", rec.ID, "err", err)
+			continue
+		}
+		x.asked = rec.Spec
+		b.execs[rec.ID] = x
+		b.running++
+	}
+	return main
+}
+
+// keep makes an ended execution of a record. The caller holds mu.
+func (b *box) keep(rec sandbox.Exec) {
+	x, err := b.e.ended(b.rec, rec)
+	if err != nil {
+		b.e.log.Error("find output", "sandbox", b.id, "exec", rec.ID, "err", err)
+		return
+	}
+	x.b, x.asked = b, rec.Spec
+	b.execs[rec.ID] = x
+	b.doneExecs = append(b.doneExecs, rec.ID)
 }
 
 // take makes a running execution of a record. The caller holds mu.
@@ -202,12 +267,53 @@ func (b *box) take(rec sandbox.Exec) {
 	}
 }
 
-// reattach compares the execs with what the guest knows. Of a box that was not
-// yet running it first finds out how far its creation had come.
-func (b *box) reattach(now bool) {
-	if !now {
-		return
+// askOnce lets a box that was found again learn of execs that only its guest
+// knows. False if that is not needed or not possible now.
+func (b *box) askOnce(ctx context.Context) bool {
+	b.mu.Lock()
+	unasked := b.unasked && b.ending == nil
+	b.mu.Unlock()
+	if !unasked {
+		return false
 	}
+	ctx, cancel := context.WithTimeout(ctx, b.e.opts.Deadlines.Guest)
+	defer cancel()
+	if err := b.ask(ctx); err != nil {
+		b.e.log.Warn("ask for execs", "sandbox", b.id, "err", err)
+		return false
+	}
+	return true
+}
+
+// ask compares the execs with what the guest knows.
+func (b *box) ask(ctx context.Context) error {
+	c, err := b.guest(ctx)
+	if err != nil {
+		return err
+	}
+	known, err := c.ListExecs(ctx)
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.unasked { // somebody else was quicker
+		return nil
+	}
+	b.unasked = false
+	for _, k := range known {
+		if _, ok := b.execs[k.ID]; ok || strings.HasPrefix(k.ID, probePrefix) || b.ending != nil {
+			continue
+		}
+		b.take(orphanExec(b, k))
+	}
+	b.rest()
+	return nil
+}
+
+// reattach asks the guest. Of a box that was not yet running it finds out how
+// far its creation had come.
+func (b *box) reattach() {
 	ctx, cancel := context.WithTimeout(b.life, b.e.opts.Deadlines.Guest)
 	defer cancel()
 	fail := func(err error) {
@@ -215,31 +321,18 @@ func (b *box) reattach(now bool) {
 			b.end(ending{reason: sandbox.ReasonFailed, err: sandbox.Unavailable.Errorf("the daemon was restarted, and the guest does not answer: %w", err)})
 		}
 	}
-	c, err := b.guest(ctx)
-	if err != nil {
-		fail(err)
-		return
-	}
-	known, err := c.ListExecs(ctx)
-	if err != nil {
+	if err := b.ask(ctx); err != nil {
 		fail(err)
 		return
 	}
 	b.mu.Lock()
-	for _, k := range known {
-		if _, ok := b.execs[k.ID]; ok || strings.HasPrefix(k.ID, "probe-") {
-			continue
-		}
-		b.take(orphanExec(b, k))
-	}
 	stage, spec := b.rec.Stage, b.rec.Spec
 	_, hasMain := b.execs[sandbox.MainExec]
 	b.mu.Unlock()
 	if stage == sandbox.StageRunning {
 		return
 	}
-	wantsMain := len(spec.Command) > 0 || spec.RunImageCommand || len(spec.Entrypoint) > 0
-	if stage == sandbox.StageGuest && wantsMain && !hasMain {
+	if stage == sandbox.StageGuest && wantsMain(spec) && !hasMain {
 		b.end(ending{reason: sandbox.ReasonFailed, err: sandbox.Unavailable.Errorf("the daemon was restarted before the main command was started")})
 		return
 	}
@@ -261,12 +354,23 @@ func (b *box) finishCreation() error {
 	if b.rec.Started.IsZero() {
 		b.rec.Started = time.Now()
 	}
+	if b.ending != nil {
+		b.mu.Unlock()
+		return nil
+	}
 	b.rec.IsReady = true
 	b.setStage(sandbox.StageRunning, 0)
 	b.rest()
 	b.mu.Unlock()
 	b.persist()
+	b.e.events.emit(b.tenant, b.id, eventStage, string(sandbox.StageRunning), map[string]string{"stage": string(sandbox.StageRunning)})
+	b.e.events.emit(b.tenant, b.id, eventReady, "", nil)
 	return nil
+}
+
+// wantsMain says whether the sandbox has a main command.
+func wantsMain(s sandbox.Spec) bool {
+	return len(s.Command) > 0 || s.RunImageCommand || len(s.Entrypoint) > 0 && s.Entrypoint[0] != ""
 }
 
 // orphanExec is the record of an exec of which only the guest knows.

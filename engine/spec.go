@@ -23,6 +23,7 @@ const (
 	minDisk     = 1 << 20
 	minPids     = 16
 	defProbe    = 100 * time.Millisecond
+	minProbe    = 10 * time.Millisecond // a probe is not to keep the daemon busy
 	defProbeMax = 5 * time.Second
 )
 
@@ -140,6 +141,7 @@ func (e *Engine) complete(s sandbox.Spec) (sandbox.Spec, error) {
 		if q.Interval == 0 {
 			q.Interval = defProbe
 		}
+		q.Interval = max(q.Interval, minProbe)
 		if q.Timeout == 0 {
 			q.Timeout = defProbeMax
 		}
@@ -182,12 +184,12 @@ func checkTags(tags map[string]string) error {
 // entrypoint goes before the command, and a new entrypoint clears the image's
 // command. Nil is nothing.
 func mainCommand(s sandbox.Spec, entrypoint, cmd []string) []string {
-	if len(s.Command) == 0 && !s.RunImageCommand && len(s.Entrypoint) == 0 {
+	if !wantsMain(s) {
 		return nil
 	}
 	if len(s.Entrypoint) > 0 {
 		entrypoint, cmd = s.Entrypoint, nil
-		if len(entrypoint) == 1 && entrypoint[0] == "" {
+		if entrypoint[0] == "" {
 			entrypoint = nil
 		}
 	}

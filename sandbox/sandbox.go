@@ -129,6 +129,7 @@ type Sandbox struct {
 	Deadline      time.Time // when Timeout ends it; zero: never
 	IsReady       bool
 	NetworkHash   string // of the policy in force
+	Ending        *Death // while stopping: what the certificate will say as far as it is known
 	Death         *Death
 	Removed       bool // on request: only the death certificate is kept
 }

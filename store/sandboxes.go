@@ -28,7 +28,7 @@ func timeOf(us int64) time.Time {
 // it. Exists if the id, the name among the living, or the key is taken.
 func (s *Store) Create(sb sandbox.Sandbox, key, spec string) *Pending {
 	return s.submit(func(tx *sql.Tx) error {
-		if err := put(tx, sb, "INSERT"); err != nil {
+		if err := put(tx, sb, ""); err != nil {
 			return err
 		}
 		if key == "" {
@@ -41,10 +41,15 @@ func (s *Store) Create(sb sandbox.Sandbox, key, spec string) *Pending {
 
 // Put writes a sandbox as it now is.
 func (s *Store) Put(sb sandbox.Sandbox) *Pending {
-	return s.submit(func(tx *sql.Tx) error { return put(tx, sb, "INSERT OR REPLACE") })
+	return s.submit(func(tx *sql.Tx) error { return put(tx, sb, overwrite) })
 }
 
-func put(tx *sql.Tx, sb sandbox.Sandbox, verb string) error {
+// overwrite is for a row of the same key only: OR REPLACE would also delete the
+// row of another sandbox that has the name.
+const overwrite = ` ON CONFLICT (tenant, id) DO UPDATE SET name = excluded.name, alive = excluded.alive, removed = excluded.removed,
+	ended = excluded.ended, guest_key = excluded.guest_key, record = excluded.record`
+
+func put(tx *sql.Tx, sb sandbox.Sandbox, conflict string) error {
 	raw, err := json.Marshal(sb)
 	if err != nil {
 		return sandbox.Internal.Errorf("encode sandbox: %w", err)
@@ -57,7 +62,7 @@ func put(tx *sql.Tx, sb sandbox.Sandbox, verb string) error {
 	if key == nil {
 		key = []byte{}
 	}
-	_, err = tx.Exec(verb+" INTO sandboxes (tenant, id, name, alive, removed, ended, guest_key, record) VALUES (?,?,?,?,?,?,?,?)",
+	_, err = tx.Exec("INSERT INTO sandboxes (tenant, id, name, alive, removed, ended, guest_key, record) VALUES (?,?,?,?,?,?,?,?)"+conflict,
 		sb.Tenant, sb.ID, sb.Spec.Name, sb.Stage.Alive(), sb.Removed, ended, key, string(raw))
 	return kinded("write sandbox "+sb.ID, err)
 }
@@ -136,9 +141,10 @@ func (s *Store) Idempotent(ctx context.Context, tenant, key string) (id, spec st
 	return id, spec, kinded("read idempotency key", err)
 }
 
-// IDs are those of all sandboxes of all tenants.
+// IDs are those of all tenants' sandboxes that were not removed: those whose
+// output is kept.
 func (s *Store) IDs(ctx context.Context) (map[string]bool, error) {
-	rows, err := s.read.QueryContext(ctx, "SELECT id FROM sandboxes")
+	rows, err := s.read.QueryContext(ctx, "SELECT id FROM sandboxes WHERE removed = 0")
 	if err != nil {
 		return nil, kinded("list sandbox ids", err)
 	}
