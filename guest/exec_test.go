@@ -191,12 +191,16 @@ func TestExecBackground(t *testing.T) {
 func TestExecTimeout(t *testing.T) {
 	t.Parallel()
 	b := start(t)
-	r := b.run(sandbox.ExecSpec{
-		Argv:    []string{"sh", "-c", "setsid sleep 4321 & (setsid sh -c 'sleep 4322 & sleep 4323' &) ; trap '' TERM INT HUP; sleep 4324; sleep 4325"},
-		Timeout: 300 * time.Millisecond,
-	})
-	if !r.st.TimedOut || r.st.Signal != 9 || r.st.Code != 137 {
-		t.Fatalf("%+v", r.st)
+	var r result
+	for _, user := range []string{"", "1234:5678"} {
+		r = b.run(sandbox.ExecSpec{
+			Argv:    []string{"sh", "-c", "setsid sleep 4321 & (setsid sh -c 'sleep 4322 & sleep 4323' &) ; trap '' TERM INT HUP; sleep 4324; sleep 4325"},
+			Timeout: 300 * time.Millisecond,
+			User:    user,
+		})
+		if !r.st.TimedOut || r.st.Signal != 9 || r.st.Code != 137 {
+			t.Fatalf("%+v", r.st)
+		}
 	}
 	for i := 0; ; i++ {
 		r = b.sh("ps ax | grep -c '[s]leep 432'")

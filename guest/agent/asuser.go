@@ -28,6 +28,7 @@ type fileJob struct {
 	who  *account
 	fn   func() error
 	done chan error
+	real bool // with the real ids too, for this job only
 }
 
 type fileRunner struct {
@@ -47,12 +48,22 @@ func (r *fileRunner) as(who *account, fn func() error) error {
 		defer func() { <-r.root }()
 		return fn()
 	}
+	return r.run(fileJob{who: who, fn: fn})
+}
+
+// asReal is as with the real ids too, which decide about looking into another
+// process: without CAP_SYS_PTRACE root may do so only as that process's user.
+func (r *fileRunner) asReal(uid, gid uint32, fn func() error) error {
+	return r.run(fileJob{who: &account{uid: uid, gid: gid}, fn: fn, real: true})
+}
+
+func (r *fileRunner) run(j fileJob) error {
 	r.once.Do(func() {
 		for range fileThreads {
 			go r.work()
 		}
 	})
-	j := fileJob{who, fn, make(chan error, 1)}
+	j.done = make(chan error, 1)
 	r.jobs <- j
 	return <-j.done
 }
@@ -62,6 +73,22 @@ func (r *fileRunner) work() {
 	runtime.LockOSThread()
 	var last *account
 	for j := range r.jobs {
+		if j.real {
+			last = nil
+			err := setIDs(j.who.uid, j.who.gid)
+			if err == nil {
+				err = j.fn()
+			}
+			if e := setIDs(0, 0); e != nil {
+				// A thread that cannot change back must not be used again: it ends
+				// with its goroutine.
+				go r.work()
+				j.done <- e
+				return
+			}
+			j.done <- err
+			continue
+		}
 		if last == nil || !same(last, j.who) {
 			if err := become(j.who); err != nil {
 				last = nil
@@ -72,6 +99,22 @@ func (r *fileRunner) work() {
 		}
 		j.done <- j.fn()
 	}
+}
+
+// setIDs sets the real and effective ids of this thread; root's stay the saved
+// ones.
+func setIDs(uid, gid uint32) error {
+	const keep = ^uintptr(0)
+	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, 0, 0, keep); e != 0 {
+		return e
+	}
+	if _, _, e := unix.RawSyscall(unix.SYS_SETRESGID, uintptr(gid), uintptr(gid), keep); e != 0 {
+		return e
+	}
+	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), keep); e != 0 {
+		return e
+	}
+	return nil
 }
 
 func same(a, b *account) bool {

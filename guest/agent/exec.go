@@ -387,5 +387,5 @@ func (e *execution) timeout() {
 	e.timed = true
 	pid := e.pid
 	e.mu.Unlock()
-	killTree(pid, e.id)
+	e.a.killTree(pid, e.id)
 }

@@ -59,12 +59,20 @@ func stat(pid int) (process, bool) {
 }
 
 // marked says whether a process carries the cookie of exec id.
-func marked(pid int, id string) bool {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+func (a *Agent) marked(pid int, id string) bool {
+	name := "/proc/" + strconv.Itoa(pid) + "/environ"
+	b, err := os.ReadFile(name)
 	if err != nil {
-		return false
+		var st unix.Stat_t
+		if unix.Stat(name, &st) != nil || st.Uid == 0 {
+			return false
+		}
+		err = a.files.asReal(st.Uid, st.Gid, func() (err error) {
+			b, err = os.ReadFile(name)
+			return err
+		})
 	}
-	return bytes.Contains(append([]byte{0}, b...), []byte("\x00"+Cookie+"="+id+"\x00"))
+	return err == nil && bytes.Contains(append([]byte{0}, b...), []byte("\x00"+Cookie+"="+id+"\x00"))
 }
 
 // killTree kills the process root, its group, its session, whatever descends
@@ -73,7 +81,7 @@ func marked(pid int, id string) bool {
 //
 // Everything found is stopped first, and killed when nothing new turns up: a
 // parent killed before its children were seen would hand them to process 1.
-func killTree(root int, id string) {
+func (a *Agent) killTree(root int, id string) {
 	if root <= 1 {
 		return
 	}
@@ -90,7 +98,7 @@ func killTree(root int, id string) {
 				if p.pid <= 1 || p.pid == self || mine[p.pid] {
 					continue
 				}
-				if mine[p.ppid] || p.session == root || p.pgrp == root || mine[p.session] || p.ppid == 1 && marked(p.pid, id) {
+				if mine[p.ppid] || p.session == root || p.pgrp == root || mine[p.session] || p.ppid == 1 && a.marked(p.pid, id) {
 					mine[p.pid], again = true, true
 					found = append(found, p.pid)
 				}
