@@ -37,9 +37,9 @@ type Setting struct {
 	Flag        string // that it came from, for messages; "" is --set
 }
 
-// NotSettings are the environment variables of the command line that are not
-// settings of the daemon.
-var NotSettings = []string{"VIV_SERVER", "VIV_TOKEN", "VIV_CONFIG"}
+// NotSettings are the environment variables that are not settings of the daemon:
+// those of the command line, and what its tests use.
+var NotSettings = []string{"VIV_SERVER", "VIV_TOKEN", "VIV_CONFIG", "VIV_FAILPOINT"}
 
 // Load reads the configuration. Its errors are Invalid, name the place
 // (`config.yaml:12: pool.size: ...`), and there may be several joined.

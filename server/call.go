@@ -74,7 +74,29 @@ type Interceptor struct {
 
 var _ connect.Interceptor = (*Interceptor)(nil)
 
+// Authenticate puts the check for a token before a handler, so that of a caller
+// without one not even the body is read. What the interceptor is on then finds
+// the call in its context.
+func (i *Interceptor) Authenticate(next http.Handler) http.Handler {
+	writer := connect.NewErrorWriter()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, err := i.begin(r.Context(), r.Header)
+		switch {
+		case err == nil:
+			next.ServeHTTP(w, r.WithContext(ctx))
+		case writer.IsSupported(r):
+			_ = writer.Write(w, r, err) // fails where the client has left
+		default:
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "a valid token is needed", http.StatusUnauthorized)
+		}
+	})
+}
+
 func (i *Interceptor) begin(ctx context.Context, h http.Header) (context.Context, error) {
+	if CallFrom(ctx).ID != "" {
+		return ctx, nil
+	}
 	c := Call{ID: newID("")}
 	ctx = WithCall(ctx, c)
 	tok, err := i.Tokens.Authenticate(ctx, h.Get("Authorization"))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
 
 	"connectrpc.com/connect"
 
@@ -51,9 +52,14 @@ func (f *files) Read(ctx context.Context, req *connect.Request[v1.ReadFileReques
 	return pump(r, func(p []byte) error { msg.Data = p; return stream.Send(&msg) })
 }
 
+// chunks are buffers for pump.
+var chunks = sync.Pool{New: func() any { return new([server.Chunk]byte) }}
+
 // pump sends what r gives in messages that are full where r is fast.
 func pump(r io.Reader, send func([]byte) error) error {
-	buf := make([]byte, server.Chunk)
+	p := chunks.Get().(*[server.Chunk]byte)
+	defer chunks.Put(p)
+	buf := p[:]
 	for {
 		n, err := io.ReadFull(r, buf)
 		if n > 0 {

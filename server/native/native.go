@@ -62,7 +62,7 @@ type Backend struct {
 // Register puts the API on a server.
 func Register(s *server.Server, b Backend, in *server.Interceptor) {
 	opts := server.HandlerOptions(in)
-	handle := func(path string, h http.Handler) { s.Handle(path, h) }
+	handle := func(path string, h http.Handler) { s.Handle(path, in.Authenticate(h)) }
 	handle(vivariumv1connect.NewSandboxServiceHandler(&sandboxes{eng: b.Engine}, opts...))
 	handle(vivariumv1connect.NewExecServiceHandler(&execs{eng: b.Engine}, opts...))
 	handle(vivariumv1connect.NewFileServiceHandler(&files{eng: b.Engine}, opts...))

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -97,6 +98,42 @@ func TestLife(t *testing.T) {
 		})
 	}
 }
+
+// Of a caller without a token not even the body is read, whatever it speaks.
+func TestUnauthenticated(t *testing.T) {
+	t.Parallel()
+	n := fake.Serve(t)
+	for _, ct := range []string{"application/json", "application/proto", "application/connect+proto", "application/grpc", "application/grpc-web", "text/plain"} {
+		body := &counted{}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, n.HTTP+"/vivarium.v1.SandboxService/List", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", ct)
+		var p http.Protocols
+		p.SetUnencryptedHTTP2(true)
+		tr := &http.Transport{Protocols: &p}
+		res, err := tr.RoundTrip(req)
+		if err != nil {
+			t.Fatalf("%s: %v", ct, err)
+		}
+		b, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		tr.CloseIdleConnections()
+		said := res.StatusCode == 401 || res.Header.Get("Grpc-Status") == "16" || res.Trailer.Get("Grpc-Status") == "16" || strings.Contains(string(b), "unauthenticated")
+		if !said && !strings.Contains(strings.ToLower(string(b)), "grpc-status: 16") {
+			t.Errorf("%s: %s %v %q", ct, res.Status, res.Header, b)
+		}
+		if got := body.n.Load(); got > 32<<20 {
+			t.Errorf("%s: %d bytes were taken", ct, got)
+		}
+	}
+}
+
+// counted is a body without an end.
+type counted struct{ n atomic.Int64 }
+
+func (c *counted) Read(p []byte) (int, error) { c.n.Add(int64(len(p))); return len(p), nil }
 
 // What curl does: plain HTTP/1.1 and JSON.
 func TestJSONOverHTTP1(t *testing.T) {
@@ -439,6 +476,36 @@ func TestClientGoesAway(t *testing.T) {
 	var out bytes.Buffer
 	if e, err := b.Copy(nil, &out, nil); err != nil || e.Exit.GetCode() != 0 || out.String() != "one two" {
 		t.Errorf("%v, %v, %q", e, err, out.String())
+	}
+}
+
+// E3: the end of the client's side of the stream is not that of the input.
+func TestHalfClosed(t *testing.T) {
+	t.Parallel()
+	n := fake.Serve(t)
+	c := dial(t, n.HTTP, n.Admin)
+	create(t, c, &v1.SandboxSpec{Name: "box"})
+	s := c.Execs.Attach(t.Context())
+	if err := s.Send(&v1.AttachRequest{SandboxId: "box", Id: "cat", Spec: &v1.ExecSpec{Argv: []string{"cat"}, Stdin: "pipe"}, Stdin: []byte("one ")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.CloseRequest(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Receive(); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := s.Receive(); err != nil || string(m.Stdout) != "one " {
+		t.Fatalf("%v, %v", m, err)
+	}
+	if taken, err := c.WriteStdin(t.Context(), "box", "cat", 4, []byte("two"), true); err != nil || taken != 7 {
+		t.Errorf("%d bytes taken, %v", taken, err)
+	}
+	if m, err := s.Receive(); err != nil || string(m.Stdout) != "two" {
+		t.Errorf("%v, %v", m, err)
+	}
+	if m, err := s.Receive(); err != nil || m.Exec.GetState() != "exited" {
+		t.Errorf("%v, %v", m, err)
 	}
 }
 
