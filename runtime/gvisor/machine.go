@@ -147,22 +147,47 @@ func (m *machine) Start(ctx context.Context, s sandbox.StartSpec) error {
 	if err := r.opts.Fail("start.container"); err != nil {
 		return err
 	}
-	out := sink()
+	null := sink()
+	ready, out, err := os.Pipe()
+	if err != nil {
+		return hostError("make a pipe", err)
+	}
+	defer ready.Close()
 	err = bounded(ctx, func() error {
 		if err := m.sb.CreateSubcontainer(r.conf, m.main(), nil); err != nil {
 			return err
 		}
-		return m.sb.StartSubcontainer(spec, r.conf, m.main(), []*os.File{out, out, out},
+		return m.sb.StartSubcontainer(spec, r.conf, m.main(), []*os.File{null, out, null},
 			[]*os.File{image, guest}, []*os.File{upper}, nil,
 			[]specutils.GoferMountConf{
 				{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: strconv.FormatInt(s.Resources.Disk, 10)},
 				{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
 			})
 	})
+	out.Close()
 	if err != nil {
 		return m.failure("start main container", err)
 	}
+	if err := m.listens(ctx, ready); err != nil {
+		return err
+	}
 	return r.opts.Fail("start.done")
+}
+
+// listens waits until the guest says that it can be connected to. Trying until
+// it can would cost the sentry, and so the start, more than the guest's own
+// start does.
+func (m *machine) listens(ctx context.Context, ready *os.File) error {
+	stop := context.AfterFunc(ctx, func() { _ = ready.SetReadDeadline(time.Now()) })
+	defer stop()
+	var b [1]byte
+	if _, err := ready.Read(b[:]); err != nil {
+		if ctx.Err() != nil {
+			return sandbox.Timeout.Errorf("the guest does not start: %w", ctx.Err())
+		}
+		return m.failure("start guest", err)
+	}
+	return nil
 }
 
 func (m *machine) upper() string { return filepath.Join(m.r.dir(m.id), "upper") }

@@ -142,6 +142,8 @@ func (r *Runtime) mainSpec(machine string, slot sandbox.Slot, s sandbox.StartSpe
 		Process: &specs.Process{
 			Args: []string{GuestPath + "/viv-guest"},
 			Env: []string{
+				"GOMAXPROCS=1", // threads cost more here than they give
+				"VIV_GUEST_READY=1",
 				"VIV_GUEST_PORT=" + strconv.Itoa(GuestPort),
 				"VIV_GUEST_KEY=" + hex.EncodeToString(s.GuestKey),
 				"VIV_GUEST_SETUP=" + hex.EncodeToString(set.Append(nil)),
