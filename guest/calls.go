@@ -2,8 +2,9 @@ package guest
 
 import (
 	"context"
-	"crypto/rand"
+	"encoding/hex"
 	"slices"
+	"strconv"
 	"time"
 
 	"vivarium/guest/wire"
@@ -79,6 +80,65 @@ func (c *Client) Prepare(ctx context.Context, s wire.Setup) error {
 	return err
 }
 
+// Environ is what process 1 of a sandbox needs in its environment: where to
+// listen, the key, and what to write before anything else (nil: nothing). With
+// ready it says on its standard output, by one byte, that it listens, and lets
+// go of it: see Options.Ready. Its program is viv-guest.
+func Environ(port uint16, key []byte, setup *wire.Setup, ready bool) ([]string, error) {
+	if len(key) != wire.KeySize || port == 0 {
+		return nil, sandbox.Internal.Errorf("guest key of %d bytes, port %d", len(key), port)
+	}
+	env := []string{
+		wire.EnvPort + "=" + strconv.Itoa(int(port)),
+		wire.EnvKey + "=" + hex.EncodeToString(key),
+	}
+	if setup != nil {
+		p, err := encodeSetup(*setup)
+		if err != nil {
+			return nil, err
+		}
+		env = append(env, wire.EnvSetup+"="+hex.EncodeToString(p))
+	}
+	if ready {
+		env = append(env, wire.EnvReady+"=1")
+	}
+	return env, nil
+}
+
+// NewKey makes a key for a sandbox.
+func NewKey() []byte {
+	k := make([]byte, wire.KeySize)
+	wire.Random(k)
+	return k
+}
+
+// SetXattrs sets extended attributes of files, as root and not following
+// links: those of an image whose filesystem cannot hold them. All are tried;
+// the first error is returned.
+func (c *Client) SetXattrs(ctx context.Context, l []wire.Xattr) (first error) {
+	const batch = 32 << 10
+	var b []byte
+	for i := 0; i <= len(l); i++ {
+		var one []byte
+		if i < len(l) {
+			x := l[i]
+			if one = x.Append(nil); len(x.Path) > wire.MaxPath || len(x.Name) > 255 || len(one) > batch {
+				first = sandbox.Invalid.Errorf("attribute %.64q is too long", x.Name)
+				continue
+			}
+		}
+		if len(b) > 0 && (i == len(l) || len(b)+len(one) > batch) {
+			_, err := c.call(ctx, wire.MXattrs, func(h []byte) []byte { return append(h, b...) })
+			if err != nil && first == nil {
+				first = err
+			}
+			b = b[:0]
+		}
+		b = append(b, one...)
+	}
+	return first
+}
+
 func encodeSetup(s wire.Setup) ([]byte, error) {
 	p := s.Append(nil)
 	if _, err := wire.DecodeSetup(p); err != nil || len(p) > 48<<10 {
@@ -115,7 +175,7 @@ func (c *Client) Rekey(ctx context.Context, key []byte) error {
 		return sandbox.Internal.Errorf("guest key of %d bytes", len(key))
 	}
 	nonce := make([]byte, wire.KeySize)
-	rand.Read(nonce)
+	wire.Random(nonce)
 	c.mu.Lock()
 	masked := wire.Mask(c.key, nonce, key)
 	c.mu.Unlock()

@@ -124,6 +124,12 @@ func (a *Agent) call(m wire.Method, p []byte) (func([]byte) []byte, error) {
 		defer a.mu.Unlock()
 		a.key = wire.Mask(a.key, nonce, masked)
 		return nil, nil
+	case wire.MXattrs:
+		l, err := wire.DecodeXattrs(p)
+		if err != nil {
+			return nil, errRequest
+		}
+		return nil, setXattrs(l)
 	case wire.MProbe:
 		port := int(d.Uint(65535))
 		if d.End() != nil {
@@ -254,8 +260,11 @@ func prepare(s *wire.Setup) error {
 		}
 	}
 	if s.Hostname != "" {
-		if err := unix.Sethostname([]byte(s.Hostname)); err != nil {
-			note(sandbox.Unsupported.Errorf("set host name: %w", err))
+		var u unix.Utsname
+		if unix.Uname(&u) != nil || unix.ByteSliceToString(u.Nodename[:]) != s.Hostname {
+			if err := unix.Sethostname([]byte(s.Hostname)); err != nil {
+				note(sandbox.Unsupported.Errorf("set host name: %w", err))
+			}
 		}
 		write("/etc/hostname", s.Hostname+"\n", 0o644)
 	}
@@ -268,6 +277,21 @@ func prepare(s *wire.Setup) error {
 		}
 	}
 	note(dropCaps(s.DropCaps))
+	return first
+}
+
+// setXattrs sets attributes as root, all that it can, and returns the first
+// error.
+func setXattrs(l []wire.Xattr) (first error) {
+	for _, x := range l {
+		p, err := location(x.Path)
+		if err == nil {
+			err = fileError("set "+x.Name+" of", x.Path, unix.Lsetxattr(p, x.Name, []byte(x.Value), 0))
+		}
+		if err != nil && first == nil {
+			first = err
+		}
+	}
 	return first
 }
 

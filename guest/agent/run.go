@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -18,44 +20,36 @@ import (
 	"vivarium/guest/wire"
 )
 
-// The environment of process 1.
-const (
-	EnvPort  = "VIV_GUEST_PORT"  // TCP port on 127.0.0.1 to listen on
-	EnvFD    = "VIV_GUEST_FD"    // instead: an inherited listening socket
-	EnvKey   = "VIV_GUEST_KEY"   // the sandbox's key in hexadecimal
-	EnvReady = "VIV_GUEST_READY" // "1": say on standard output that it listens
-	EnvSetup = "VIV_GUEST_SETUP" // what to write before the first exec; see wire.Setup
-)
-
 // Main runs the guest until its listener fails. It takes its configuration
 // from the environment and removes it there.
 func Main() error {
 	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // the key is in memory and in /proc/self/environ
-	key, err := hex.DecodeString(os.Getenv(EnvKey))
+	key, err := hex.DecodeString(os.Getenv(wire.EnvKey))
 	if err != nil || len(key) != wire.KeySize {
-		return fmt.Errorf("%s must be %d bytes in hexadecimal", EnvKey, wire.KeySize)
+		return fmt.Errorf("%s must be %d bytes in hexadecimal", wire.EnvKey, wire.KeySize)
 	}
 	var l *listener
-	if v := os.Getenv(EnvFD); v != "" {
+	if v := os.Getenv(wire.EnvFD); v != "" {
 		fd, err := strconv.Atoi(v)
 		if err != nil || fd < 3 {
-			return fmt.Errorf("%s is not a descriptor", EnvFD)
+			return fmt.Errorf("%s is not a descriptor", wire.EnvFD)
 		}
 		l, err = newListener(fd)
 		if err != nil {
 			return err
 		}
 	} else {
-		port, err := strconv.Atoi(os.Getenv(EnvPort))
+		port, err := strconv.Atoi(os.Getenv(wire.EnvPort))
 		if err != nil || port < 1 || port > 65535 {
-			return fmt.Errorf("%s is not a port", EnvPort)
+			return fmt.Errorf("%s is not a port", wire.EnvPort)
 		}
 		if l, err = listen(port); err != nil {
 			return err
 		}
 	}
-	setup, ready := os.Getenv(EnvSetup), os.Getenv(EnvReady)
-	scrub(EnvKey)
+	setup, ready := os.Getenv(wire.EnvSetup), os.Getenv(wire.EnvReady)
+	secret := os.Getenv(wire.EnvKey)
+	time.AfterFunc(spareAfter, func() { scrub(secret) })
 	os.Clearenv()
 	debug.SetGCPercent(50)
 	debug.SetMemoryLimit(96 << 20)
@@ -85,11 +79,11 @@ func setUp(v string) error {
 	}
 	b, err := hex.DecodeString(v)
 	if err != nil {
-		return fmt.Errorf("%s: %w", EnvSetup, err)
+		return fmt.Errorf("%s: %w", wire.EnvSetup, err)
 	}
 	s, err := wire.DecodeSetup(b)
 	if err != nil {
-		return fmt.Errorf("%s: %w", EnvSetup, err)
+		return fmt.Errorf("%s: %w", wire.EnvSetup, err)
 	}
 	return prepare(&s)
 }
@@ -112,14 +106,38 @@ func bootID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// scrub overwrites a variable where the kernel put it at the start, which is
-// what /proc/1/environ shows: unsetting alone leaves it there.
-func scrub(name string) {
-	v := os.Getenv(name)
-	if v == "" {
+// scrub overwrites a secret where the kernel put it at the start, which is what
+// /proc/1/environ shows: unsetting a variable leaves it there. Nobody else can
+// read that file while the process is not dumpable, so there is no hurry.
+func scrub(secret string) {
+	// The arguments are not copied by the runtime: they lie in the same mapping.
+	at := unsafe.Pointer(unsafe.StringData(os.Args[0]))
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil || secret == "" {
 		return
 	}
-	clear(unsafe.Slice(unsafe.StringData(v), len(v)))
+	for line := range strings.Lines(string(maps)) {
+		span, _, _ := strings.Cut(line, " ")
+		from, to, _ := strings.Cut(span, "-")
+		lo, err1 := strconv.ParseUint(from, 16, 64)
+		hi, err2 := strconv.ParseUint(to, 16, 64)
+		here := uint64(uintptr(at))
+		if err1 != nil || err2 != nil || here < lo || here >= hi {
+			continue
+		}
+		const most = 256 << 10 // of the mapping's end: further down are the stack's frames
+		if hi-lo > most {
+			lo = max(hi-most, lo)
+		}
+		mem := unsafe.Slice((*byte)(unsafe.Add(at, int(lo)-int(here))), int(hi-lo))
+		for {
+			i := bytes.Index(mem, []byte(secret))
+			if i < 0 {
+				return
+			}
+			clear(mem[i : i+len(secret)])
+		}
+	}
 }
 
 // surviveSignals takes every signal that can be taken, so that none from inside

@@ -43,6 +43,7 @@ func (e *execution) spawn(s *wire.Start) error {
 }
 
 func (e *execution) fork(s *wire.Start) (bad sandbox.ExitStatus, err error) {
+	e.started = time.Now()
 	who, err := lookup(s.User)
 	if err != nil {
 		return notStarted(126, err), nil
@@ -94,7 +95,6 @@ func (e *execution) fork(s *wire.Start) (bad sandbox.ExitStatus, err error) {
 	if p.in != nil {
 		e.in = &input{f: p.in}
 	}
-	e.started = time.Now()
 	e.mu.Lock() // until pid is set: reaped waits for it
 	pid, err := e.a.reaper.start(func() (int, error) { return syscall.ForkExec(prog, s.Argv, attr) }, e.reaped)
 	e.pid = pid

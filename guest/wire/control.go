@@ -21,6 +21,7 @@ const (
 	MPrepare  Method = 7  // Setup
 	MRekey    Method = 8  // nonce, the new key masked
 	MProbe    Method = 9  // port → open or not
+	MXattrs   Method = 10 // list of Xattr
 	MStat     Method = 20 // user, path, follow → FileInfo
 	MMkdir    Method = 21 // user, path, mode, parents
 	MRemove   Method = 22 // user, path, recursive
@@ -148,6 +149,32 @@ func DecodeSetup(b []byte) (Setup, error) {
 		s.DropCaps = append(s.DropCaps, n)
 	}
 	return s, d.End()
+}
+
+// The environment of process 1, which it removes when it has read it.
+const (
+	EnvPort  = "VIV_GUEST_PORT"  // TCP port on 127.0.0.1 to listen on
+	EnvFD    = "VIV_GUEST_FD"    // instead: an inherited listening socket
+	EnvKey   = "VIV_GUEST_KEY"   // the sandbox's key in hexadecimal
+	EnvReady = "VIV_GUEST_READY" // "1": say on standard output that it listens
+	EnvSetup = "VIV_GUEST_SETUP" // a Setup in hexadecimal, done before anything is served
+)
+
+// Xattr is an extended attribute of a file.
+type Xattr struct{ Path, Name, Value string }
+
+// Append appends x to a payload.
+func (x *Xattr) Append(b []byte) []byte {
+	return AppendString(AppendString(AppendString(b, x.Path), x.Name), x.Value)
+}
+
+// DecodeXattrs decodes a list of attributes.
+func DecodeXattrs(b []byte) (l []Xattr, err error) {
+	d := NewDec(b)
+	for d.More() {
+		l = append(l, Xattr{d.String(MaxPath), d.String(256), d.String(64 << 10)})
+	}
+	return l, d.End()
 }
 
 // AppendExecsHead appends the start of the answer to MExecs.
