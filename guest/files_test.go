@@ -92,10 +92,13 @@ func TestFiles(t *testing.T) {
 	if st, err := b.Stat(ctx, "", b.tmp+"/a/b/link", false); err != nil || st.Mode&fs.ModeSymlink == 0 || st.Target != "c" {
 		t.Fatalf("%+v %v", st, err)
 	}
-	// A reader that fails leaves the old contents and no temporary file.
-	bad := io.MultiReader(strings.NewReader(strings.Repeat("y", 1<<20)), &failing{})
-	if _, err := b.WriteFile(ctx, "", p, bad, guest.WriteOptions{}); err == nil {
-		t.Fatal("no error")
+	// A reader that fails leaves the old contents and no temporary file, wherever
+	// it fails.
+	for _, n := range []int{0, 1, 100, 1 << 18, 1 << 20} {
+		bad := io.MultiReader(strings.NewReader(strings.Repeat("y", n)), &failing{})
+		if _, err := b.WriteFile(ctx, "", p, bad, guest.WriteOptions{}); err == nil {
+			t.Fatal("no error")
+		}
 	}
 	if got, _ := b.read("", p, 0, -1); got != "through" {
 		t.Fatalf("%.20q", got)

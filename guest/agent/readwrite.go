@@ -131,7 +131,10 @@ func (u *upload) next() ([]byte, error) {
 	t, b, err := u.c.r.Next()
 	switch {
 	case err != nil:
-		u.err = err
+		// The connection's end is not the end of the upload: only TEnd is.
+		if u.err = err; err == io.EOF {
+			u.err = errClosed
+		}
 	case t == wire.TEnd:
 		u.err = io.EOF
 	case t != wire.TData:
