@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"sync"
 
 	"vivarium/sandbox"
@@ -47,9 +48,8 @@ func (r *room) take(ctx context.Context, cpu, mem int64) error {
 		return nil
 	}
 	if len(r.line) >= r.limits.Queue {
-		r.mu.Unlock()
-		return sandbox.Exhausted.Errorf("the node is full and %d creates are waiting already", r.limits.Queue).
-			WithHint("stop sandboxes, or ask for less: `viv ps` shows who holds what")
+		defer r.mu.Unlock()
+		return r.full(fmt.Sprintf("the node is full, and %d creates wait already,", r.limits.Queue), cpu, mem)
 	}
 	w := &waiter{cpu: cpu, mem: mem, granted: make(chan struct{})}
 	r.line = append(r.line, w)
@@ -72,9 +72,19 @@ func (r *room) take(ctx context.Context, cpu, mem int64) error {
 			break
 		}
 	}
+	full := r.full("the node stayed full", cpu, mem)
 	r.serve() // who stood behind may fit
-	return sandbox.Exhausted.Errorf("the node stayed full: of %d milli-cores %d are promised, of %d MiB %d, and %d sandboxes are alive",
-		r.limits.CPU, r.cpu, r.limits.Memory>>20, r.mem>>20, r.count).
+	return full
+}
+
+// full says what was asked for and what there is. The caller holds mu.
+func (r *room) full(what string, cpu, mem int64) error {
+	most := ""
+	if r.limits.MaxSandboxes > 0 {
+		most = fmt.Sprintf(" of at most %d", r.limits.MaxSandboxes)
+	}
+	return sandbox.Exhausted.Errorf("%s for %d milli-cores and %d MiB: of %d milli-cores %d are promised, of %d MiB %d, and %d sandboxes%s are alive",
+		what, cpu, mem>>20, r.limits.CPU, r.cpu, r.limits.Memory>>20, r.mem>>20, r.count, most).
 		WithHint("stop sandboxes, or ask for less: `viv ps` shows who holds what")
 }
 
