@@ -11,7 +11,7 @@ import (
 
 // AddEvent writes an event under the number it has.
 func (s *Store) AddEvent(e sandbox.Event) *Pending {
-	return s.submit(func(tx *sql.Tx) error {
+	return s.submitLazily(func(tx *sql.Tx) error {
 		attrs, err := json.Marshal(e.Attrs)
 		if err != nil {
 			return sandbox.Internal.Errorf("encode event: %w", err)

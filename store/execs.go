@@ -10,7 +10,7 @@ import (
 
 // PutExec writes an exec as it now is.
 func (s *Store) PutExec(x sandbox.Exec) *Pending {
-	return s.submit(func(tx *sql.Tx) error {
+	return s.submitLazily(func(tx *sql.Tx) error {
 		raw, err := json.Marshal(x)
 		if err != nil {
 			return sandbox.Internal.Errorf("encode exec: %w", err)
@@ -22,7 +22,7 @@ func (s *Store) PutExec(x sandbox.Exec) *Pending {
 
 // ForgetExec deletes one.
 func (s *Store) ForgetExec(tenant, sandboxID, id string) *Pending {
-	return s.submit(func(tx *sql.Tx) error {
+	return s.submitLazily(func(tx *sql.Tx) error {
 		_, err := tx.Exec("DELETE FROM execs WHERE tenant = ? AND sandbox = ? AND id = ?", tenant, sandboxID, id)
 		return kinded("forget exec", err)
 	})

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	_ "modernc.org/sqlite" // driver "sqlite"
 
@@ -53,8 +54,9 @@ type Store struct {
 	read  *sql.DB
 
 	mu     sync.Mutex
-	queue  []job // guarded by mu
-	closed bool  // guarded by mu
+	queue  []job     // guarded by mu
+	due    time.Time // when the queue must be written, unless it is empty; guarded by mu
+	closed bool      // guarded by mu
 	wake   chan struct{}
 	done   chan struct{}
 }
@@ -181,14 +183,29 @@ func (p *Pending) end(err error) {
 	}
 }
 
+// lazily is how long a write that nobody waits for may lie, so that it shares
+// its transaction: a command that takes a few milliseconds is then one commit
+// after it has ended, not two while it runs.
+const lazily = 8 * time.Millisecond
+
 // submit queues a write. Writes are made in the order of submission.
-func (s *Store) submit(fn func(*sql.Tx) error) *Pending {
+func (s *Store) submit(fn func(*sql.Tx) error) *Pending { return s.enqueue(fn, time.Now()) }
+
+// submitLazily queues a write that nobody waits for.
+func (s *Store) submitLazily(fn func(*sql.Tx) error) *Pending {
+	return s.enqueue(fn, time.Now().Add(lazily))
+}
+
+func (s *Store) enqueue(fn func(*sql.Tx) error, due time.Time) *Pending {
 	j := job{fn: fn, p: &Pending{done: make(chan struct{})}}
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
 		j.p.end(sandbox.Unavailable.Errorf("the store is closed"))
 		return j.p
+	}
+	if len(s.queue) == 0 || due.Before(s.due) {
+		s.due = due
 	}
 	s.queue = append(s.queue, j)
 	s.mu.Unlock()
@@ -203,20 +220,30 @@ func (s *Store) writer() {
 	defer close(s.done)
 	for {
 		s.mu.Lock()
+		wait := time.Until(s.due)
+		if len(s.queue) == 0 {
+			wait = time.Hour
+		}
+		if wait > 0 && !s.closed {
+			s.mu.Unlock()
+			t := time.NewTimer(wait)
+			select {
+			case <-s.wake:
+			case <-t.C:
+			}
+			t.Stop()
+			continue
+		}
+		if len(s.queue) == 0 { // closed
+			s.mu.Unlock()
+			return
+		}
 		jobs := s.queue
 		if len(jobs) > batch {
 			jobs = jobs[:batch:batch]
 		}
 		s.queue = s.queue[len(jobs):]
-		closed := s.closed
 		s.mu.Unlock()
-		if len(jobs) == 0 {
-			if closed {
-				return
-			}
-			<-s.wake
-			continue
-		}
 		s.commit(jobs)
 	}
 }
