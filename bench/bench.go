@@ -146,6 +146,7 @@ func Measure(ctx context.Context, o Options) (_ *Result, err error) {
 		}
 		return nil, err
 	}
+	r.busy()
 	defer func() {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
@@ -201,10 +202,11 @@ func (r *run) remove(ctx context.Context, id string) error {
 
 // removeAll removes what the run made.
 func (r *run) removeAll(ctx context.Context) error {
-	list, err := r.c.List(ctx, &v1.ListSandboxesRequest{Tags: map[string]string{benchTag: r.tag}})
+	list, err := r.c.List(ctx, &v1.ListSandboxesRequest{Tags: map[string]string{benchTag: r.tag}, Ended: true})
 	if err != nil {
 		return fmt.Errorf("list what the bench made: %w", err)
 	}
+	list = slices.DeleteFunc(list, func(s *v1.Sandbox) bool { return s.Removed })
 	return parallel(ctx, 8, len(list), func(ctx context.Context, i int) error { return r.remove(ctx, list[i].Id) })
 }
 

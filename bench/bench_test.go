@@ -395,3 +395,70 @@ func TestPeerOutput(t *testing.T) {
 		t.Errorf("%v %+v %v", p, r.res.Missing, err)
 	}
 }
+
+func TestTable(t *testing.T) {
+	t.Parallel()
+	f := func(x float64) *float64 { return &x }
+	results := map[string]*Result{
+		"tti":          {N: 500, P50: f(20), P99: f(81), Peers: map[string]Peer{"runsc": {P50: 100, Ratio: .2}}},
+		"churn":        {N: 400, Value: f(19.9)},
+		"density-many": {N: 1000, P50: f(1)},
+		"io":           {N: 3, Details: map[string]Detail{"stdout": {Value: 200}, "daemon_growth": {Value: 65}}},
+	}
+	var b bytes.Buffer
+	if err := Table(&b, results); err != nil {
+		t.Fatal(err)
+	}
+	for what, want := range map[string]string{
+		"create to first output, p50": "20 ms", "create to first output, p99": "missed", "against runsc run": "0.2",
+		"against podman --runtime runsc run": "not measured", "create, exec and remove by 8 clients": "missed",
+		"alive at once, all answering exec": "1000", "1 GiB of stdout": "200 MB/s", "1 GiB file up": "not measured",
+		"daemon memory growth meanwhile": "missed", "exec round trip, p50": "not measured",
+	} {
+		line := ""
+		for l := range strings.Lines(b.String()) {
+			if strings.HasPrefix(l, what+" ") {
+				line = l
+			}
+		}
+		if !strings.Contains(line, want) {
+			t.Errorf("%q has no %q:\n%s", what, want, line)
+		}
+		if want != "missed" && strings.Contains(line, "missed") {
+			t.Errorf("%q is not missed:\n%s", what, line)
+		}
+	}
+	if n := strings.Count(b.String(), "\n"); n != len(Goals)+1 {
+		t.Errorf("%d lines for %d goals", n, len(Goals))
+	}
+}
+
+func TestOverloaded(t *testing.T) {
+	t.Parallel()
+	for s, want := range map[string]bool{"3.50 1 1 1/1 1": true, "1.90 9 9 1/1 1": false, "": false, "x": false} {
+		if _, got := overloaded(s, 2); got != want {
+			t.Errorf("%q: %v", s, got)
+		}
+	}
+}
+
+// A daemon that does not start is told with what it said, and nothing waits for
+// it.
+func TestRecoveryWithoutDaemon(t *testing.T) {
+	t.Parallel()
+	if _, err := Recovery(t.Context(), RecoveryOptions{N: 0}); !errors.Is(err, sandbox.Invalid) {
+		t.Error(err)
+	}
+	dir := t.TempDir()
+	viv := filepath.Join(dir, "viv")
+	if err := os.WriteFile(viv, []byte("#!/bin/sh\necho it is broken >&2\nexit 3\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Recovery(t.Context(), RecoveryOptions{Viv: viv, DataDir: dir, Listen: "127.0.0.1:1", N: 1})
+	if !errors.Is(err, sandbox.Unavailable) || !strings.Contains(err.Error(), "it is broken") {
+		t.Error(err)
+	}
+	if _, err := Recovery(t.Context(), RecoveryOptions{Viv: filepath.Join(dir, "none"), DataDir: dir, Listen: "127.0.0.1:1", N: 1}); err == nil {
+		t.Error("no program, and no error")
+	}
+}

@@ -121,8 +121,9 @@ func (r *run) execAll(ctx context.Context, ids []string) (took []time.Duration, 
 // reading it is outside of the time that is counted for the daemon.
 func (r *run) idle(ctx context.Context, ids []string, daemon int) error {
 	type reading struct {
-		cpu time.Duration
-		at  time.Time
+		cpu    time.Duration
+		at     time.Time
+		memory int64
 	}
 	read := func() ([]reading, error) {
 		out := make([]reading, len(ids))
@@ -131,7 +132,7 @@ func (r *run) idle(ctx context.Context, ids []string, daemon int) error {
 			if err != nil {
 				return err
 			}
-			out[i] = reading{sb.GetUsage().GetCpu().AsDuration(), time.Now()}
+			out[i] = reading{sb.GetUsage().GetCpu().AsDuration(), time.Now(), sb.GetUsage().GetMemory()}
 			return nil
 		})
 	}
@@ -154,10 +155,14 @@ func (r *run) idle(ctx context.Context, ids []string, daemon int) error {
 	if err != nil {
 		return err
 	}
-	boxes := 0.0
+	boxes, memory := 0.0, int64(0)
 	for i := range ids {
+		memory += b[i].memory
 		boxes += float64(b[i].cpu-a[i].cpu) / float64(b[i].at.Sub(a[i].at))
 	}
+	// without the pages that it shares and the kernel's own: a check on the fall
+	// of MemAvailable, which counts what others on the machine do as well
+	r.res.detail("memory_in_cgroup", float64(memory)/float64(len(ids))/1e6, "MB")
 	r.res.detail("idle_cpu_sandboxes", boxes*100, "% of a core")
 	if daemon == 0 || derr != nil || derr1 != nil {
 		return nil

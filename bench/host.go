@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -58,6 +59,28 @@ func field(file, name string) (int64, error) {
 		}
 	}
 	return 0, sandbox.Unsupported.Errorf("%s has no %s", file, name)
+}
+
+// busy notes a machine that has other things to do: its figures are not worth
+// much.
+func (r *run) busy() {
+	b, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return
+	}
+	if load, over := overloaded(string(b), runtime.NumCPU()); over {
+		r.res.note("the machine was busy before: load average %s on %d CPUs", load, runtime.NumCPU())
+	}
+}
+
+// overloaded looks at the load of the last minute (proc_loadavg(5)).
+func overloaded(loadavg string, cpus int) (string, bool) {
+	f := strings.Fields(loadavg)
+	if len(f) == 0 {
+		return "", false
+	}
+	x, err := strconv.ParseFloat(f[0], 64)
+	return f[0], err == nil && x > float64(cpus)
 }
 
 func statusFile(pid int) string { return fmt.Sprintf("/proc/%d/status", pid) }

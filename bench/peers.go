@@ -42,12 +42,13 @@ type peerSet struct {
 	dir   string
 	names []string
 	by    map[string]peer
+	say   func(format string, args ...any)
 }
 
 // openPeers finds the peers that are installed, names the others as missing and
 // gives those found the image's root filesystem.
 func (r *run) openPeers(ctx context.Context) (_ *peerSet, err error) {
-	s := &peerSet{by: map[string]peer{}}
+	s := &peerSet{by: map[string]peer{}, say: r.say}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -173,16 +174,21 @@ func (s *peerSet) each(ctx context.Context, fn func(peer, context.Context) (time
 	return nil
 }
 
-// close removes what the peers have. It cannot do more than try: an error here
-// is not one of the measurement.
+// close removes what the peers have. What could not be removed is told on the
+// error stream: it does not make the measurement wrong.
 func (s *peerSet) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
-	for _, p := range s.by {
-		_ = p.close(ctx)
+	for _, name := range s.names {
+		if err := s.by[name].close(ctx); err != nil {
+			s.say("clean up after %s: %v", name, err)
+		}
 	}
-	if s.dir != "" {
-		_ = os.RemoveAll(s.dir)
+	if s.dir == "" {
+		return
+	}
+	if err := os.RemoveAll(s.dir); err != nil {
+		s.say("remove what the peers used: %v", err)
 	}
 }
 

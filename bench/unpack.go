@@ -31,11 +31,7 @@ func (r *run) unpack(ctx context.Context, dir string) error {
 	}
 	defer root.Close()
 	for name := range notUnpacked {
-		mode := fs.FileMode(0o755)
-		if name == "tmp" {
-			mode = 0o1777
-		}
-		if err := root.Mkdir(name, mode); err != nil {
+		if err := root.Mkdir(name, 0o755); err != nil {
 			return sandbox.Internal.Errorf("make root filesystem: %w", err)
 		}
 	}

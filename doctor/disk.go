@@ -52,7 +52,7 @@ const maxSocketPath = 107
 
 // machineSocket stands for the longest path of a socket below the data
 // directory: that of a machine.
-const machineSocket = "/gvisor/s/runsc-01234567890123456789012345.sock"
+const machineSocket = "/gv/s/runsc-01234567890123456789012345.sock"
 
 func (d *doctor) dataDir() {
 	at := existing(d.DataDir)
