@@ -249,7 +249,8 @@ type FileReader struct {
 
 // ReadFile reads n bytes of a regular file from offset off on, n < 0: to its
 // end. Fewer come where the file ends earlier. Anything but a regular file is
-// refused (Invalid). ctx counts until the reader is closed.
+// refused (Invalid). ctx counts until the reader is closed. A hostile file has no
+// end: whoever keeps what comes has to bound it.
 func (c *Client) ReadFile(ctx context.Context, user, path string, off, n int64) (*FileReader, error) {
 	if err := checkPath(user, path); err != nil {
 		return nil, err
