@@ -43,6 +43,9 @@ type builder func(ctx context.Context, cfg *config.Config, log *slog.Logger) (*p
 // Run serves until ctx ends. Its errors are those of a start that failed; a
 // stop is no error.
 func Run(ctx context.Context, cfg *config.Config) error {
+	// of a root whose umask is tight, the sentries could not start their program;
+	// what is private has a mode that says so
+	unix.Umask(0o022)
 	log := newLogger(cfg.Log, os.Stderr)
 	slog.SetDefault(log)
 	return run(ctx, cfg, log, build, nil)
