@@ -55,7 +55,7 @@ func Recovery(ctx context.Context, o RecoveryOptions) (_ *Result, err error) {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
 		if r.c != nil {
-			err = errors.Join(err, r.removeAll(cctx))
+			err = errors.Join(err, r.removeAll(cctx)) // connects anew after the restart
 			r.c.Close()
 		}
 		err = errors.Join(err, d.stop())
@@ -81,9 +81,11 @@ func Recovery(ctx context.Context, o RecoveryOptions) (_ *Result, err error) {
 	d.kill()
 	r.c.Close()
 	start := time.Now()
-	if d, err = startDaemon(o); err != nil {
+	again, err := startDaemon(o)
+	if err != nil {
 		return nil, err
 	}
+	d = again // for the cleanup
 	if err := r.reach(ctx, d, o.DataDir); err != nil {
 		return nil, err
 	}

@@ -1,9 +1,12 @@
 package cli
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -60,7 +63,7 @@ func doctorOptions(o *doctor.Options, cfg *config.Config) {
 	o.CPURequest, o.MemoryRequest = int64(cfg.Defaults.CPURequest), int64(cfg.Defaults.MemoryRequest)
 	o.ReserveCPU, o.ReserveMemory, o.ReserveDisk = int64(cfg.Reserve.CPU), int64(cfg.Reserve.Memory), int64(cfg.Reserve.Disk)
 	n := &o.Network
-	n.Dir = cfg.DataDir
+	n.Dir, n.Instance = cfg.DataDir, instanceOf(cfg.DataDir)
 	if p, err := netip.ParsePrefix(cfg.Network.Subnet); err == nil {
 		n.Subnet = p
 	}
@@ -72,7 +75,7 @@ func doctorOptions(o *doctor.Options, cfg *config.Config) {
 		}
 	}
 	for _, g := range cfg.Network.Grants {
-		if p, err := netip.ParsePrefix(g.Prefix); err == nil {
+		if p, err := prefixOf(g.Prefix); err == nil {
 			ports := make([]uint16, len(g.Ports))
 			for i, port := range g.Ports {
 				ports[i] = uint16(port)
@@ -81,10 +84,29 @@ func doctorOptions(o *doctor.Options, cfg *config.Config) {
 		}
 	}
 	for _, s := range cfg.Network.Deny {
-		if p, err := netip.ParsePrefix(s); err == nil {
+		if p, err := prefixOf(s); err == nil {
 			n.Deny = append(n.Deny, p)
 		}
 	}
+}
+
+// prefixOf takes an address for the network of it alone, as the configuration
+// does.
+func prefixOf(s string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	return netip.ParsePrefix(s)
+}
+
+// instanceOf is how the daemon of a data directory names what it makes on the
+// host: what is there already must not be taken for another's.
+func instanceOf(dataDir string) string {
+	if abs, err := filepath.Abs(dataDir); err == nil {
+		dataDir = abs
+	}
+	sum := sha256.Sum256([]byte(dataDir))
+	return hex.EncodeToString(sum[:])[:6]
 }
 
 func (a *app) printFindings(findings []doctor.Finding) error {

@@ -10,8 +10,8 @@ import (
 // What a sandbox takes of the host while it is idle, measured: threads of the
 // sentry and of the processes that run the guest, and descriptors of the daemon.
 const (
-	threadsEach = 40
-	filesEach   = 8
+	threadsEach = 20
+	filesEach   = 6
 )
 
 func (d *doctor) limits() {

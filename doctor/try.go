@@ -24,6 +24,9 @@ var lesser = map[string]bool{"way out": true, "resolver": true, "other firewalls
 
 func (d *doctor) tryNetwork(ctx context.Context) {
 	for _, f := range network.Check(ctx, d.Network) {
+		if f.Name == "subnet" && f.OK && !d.Network.Subnet.IsValid() && inUse(d.DataDir) {
+			f.Detail = "the daemon that is running has one"
+		}
 		s := Severity("")
 		if !f.OK {
 			s = Error
