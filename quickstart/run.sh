@@ -92,9 +92,11 @@ step() {
 	name=$1 && shift
 	show "$@"
 	begin=$(now)
-	if ! "$viv" "$@" </dev/null >"$out" 2>&1; then
+	code=0
+	"$viv" "$@" </dev/null >"$out" 2>&1 || code=$?
+	if [ "$code" != 0 ]; then
 		tail -n 30 "$out"
-		echo "quickstart: $name failed" >&2
+		echo "quickstart: $name failed with exit code $code" >&2
 		exit 1
 	fi
 	time=$(took "$begin" "$(now)")
