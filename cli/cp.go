@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"archive/tar"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	v1 "vivarium/api/vivarium/v1"
+	"vivarium/cli/tree"
 	"vivarium/client"
 	"vivarium/sandbox"
 )
@@ -150,7 +152,7 @@ func (k *copier) in(ctx context.Context, src, dst string) error {
 				return sandbox.NotFound.Errorf("read source: %w", err)
 			}
 		}
-		return k.upload(ctx, pack(filepath.Clean(src), ".", k.archive), dst)
+		return k.upload(ctx, tree.Pack(filepath.Clean(src), ".", k.archive), dst)
 	}
 	switch {
 	case toDir:
@@ -162,7 +164,7 @@ func (k *copier) in(ctx context.Context, src, dst string) error {
 	case 0:
 		return k.writeFile(ctx, src, dst)
 	case fs.ModeSymlink:
-		return k.upload(ctx, pack(src, path.Base(dst), k.archive), path.Dir(dst))
+		return k.upload(ctx, tree.Pack(src, path.Base(dst), k.archive), path.Dir(dst))
 	}
 	return sandbox.Invalid.Errorf("%s is neither a file, a directory nor a link", src)
 }
@@ -281,10 +283,8 @@ func (k *copier) outFile(ctx context.Context, src, dst string) (err error) {
 		return err
 	}
 	defer r.Close()
-	u := newUntar(root)
-	u.owner = k.archive
 	p := k.bar(src)
-	err = u.file(name, fileHeader(info), p.reader(r, "copy", info.GetSize()))
+	err = tree.WriteFile(root, name, fileHeader(info), p.reader(r, "copy", info.GetSize()), tree.Options{Owner: k.archive})
 	p.end(err)
 	return err
 }
@@ -295,7 +295,7 @@ func (k *copier) outLink(src, dst, target string) error {
 		return err
 	}
 	defer root.Close()
-	return newUntar(root).link(name, symlinkHeader(target))
+	return tree.WriteLink(root, name, target)
 }
 
 func (k *copier) outDir(ctx context.Context, src, dst string) error {
@@ -309,11 +309,11 @@ func (k *copier) outDir(ctx context.Context, src, dst string) error {
 		return err
 	}
 	defer r.Close()
-	u := newUntar(root)
-	u.owner = k.archive
-	u.warn = func(name, what string) { fmt.Fprintf(k.Err, "viv: left out %s: it is %s\n", clean(name), what) }
 	p := k.bar(src)
-	err = u.extract(p.reader(r, "copy", 0))
+	err = tree.Extract(root, p.reader(r, "copy", 0), tree.Options{
+		Owner: k.archive,
+		Warn:  func(name, what string) { fmt.Fprintf(k.Err, "viv: left out %s: it is %s\n", clean(name), what) },
+	})
 	p.end(err)
 	return err
 }
@@ -364,6 +364,15 @@ func openRoot(dir string) (*os.Root, error) {
 		return nil, sandbox.Denied.Errorf("open destination: %w", err)
 	}
 	return root, nil
+}
+
+// fileHeader is the header of a single file that was read without an archive.
+func fileHeader(fi *v1.FileInfo) *tar.Header {
+	h := &tar.Header{Typeflag: tar.TypeReg, Mode: int64(fi.GetMode() & 0o777), Uid: int(fi.GetUid()), Gid: int(fi.GetGid())}
+	if t := fi.GetMtime(); t.IsValid() {
+		h.ModTime = t.AsTime()
+	}
+	return h
 }
 
 func (a *app) completeCopy(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {

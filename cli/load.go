@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	v1 "vivarium/api/vivarium/v1"
+	"vivarium/cli/tree"
 	"vivarium/sandbox"
 )
 
@@ -76,7 +77,7 @@ func (a *app) openInput(name string) (io.ReadCloser, int64, error) {
 		return nil, 0, sandbox.Invalid.Errorf("open archive: %w", err)
 	}
 	if fi.IsDir() {
-		return packDir(name, "."), 0, nil
+		return tree.Pack(name, ".", false), 0, nil
 	}
 	f, err := os.Open(name)
 	if err != nil {

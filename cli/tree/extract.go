@@ -1,4 +1,4 @@
-package cli
+package tree
 
 import (
 	"archive/tar"
@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 
-	v1 "vivarium/api/vivarium/v1"
 	"vivarium/sandbox"
 )
 
@@ -22,6 +21,12 @@ const (
 	maxEntryPath = 4096
 	maxDeferred  = 256 << 20 // bytes of names kept for the end
 )
+
+// Options say how to extract.
+type Options struct {
+	Owner bool                    // keep owner and group by number
+	Warn  func(name, what string) // called for what is left out; may be nil
+}
 
 // untar writes a tar stream that a sandbox made below root. The stream is
 // hostile (B2): it writes nowhere else whatever it says.
@@ -49,15 +54,16 @@ type untar struct {
 	stats struct{ entries, bytes int64 }
 }
 
-func newUntar(root *os.Root) *untar {
-	return &untar{
-		root: root, warn: func(string, string) {},
-		later: map[string]tar.Header{}, ok: map[string]struct{}{},
+func newUntar(root *os.Root, o Options) *untar {
+	u := &untar{root: root, owner: o.Owner, warn: o.Warn, later: map[string]tar.Header{}, ok: map[string]struct{}{}}
+	if u.warn == nil {
+		u.warn = func(string, string) {}
 	}
+	return u
 }
 
 func refuse(name, format string, args ...any) error {
-	return sandbox.Denied.Errorf("refused %q from the sandbox's archive: %s", clean(name), fmt.Sprintf(format, args...))
+	return sandbox.Denied.Errorf("refused %q from the sandbox's archive: %s", name, fmt.Sprintf(format, args...))
 }
 
 // extract reads the whole stream. All names have one first element, that of
@@ -103,7 +109,7 @@ func (u *untar) name(h *tar.Header) (string, error) {
 	}
 	top, rest, _ := strings.Cut(p, "/")
 	if top != u.top {
-		return "", refuse(h.Name, "it is not in %s", clean(u.top))
+		return "", refuse(h.Name, "it is not in %q", u.top)
 	}
 	if rest == "" {
 		rest = "."
@@ -173,7 +179,7 @@ func (u *untar) parents(name string) error {
 		}
 		p := dir[:i]
 		if _, ok := u.later[p]; ok {
-			return refuse(name, "%s is a link", clean(p))
+			return refuse(name, "%q is a link", p)
 		}
 		fi, err := u.root.Lstat(p)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -185,7 +191,7 @@ func (u *untar) parents(name string) error {
 			return u.failed("make directory", err)
 		}
 		if !fi.IsDir() {
-			return refuse(name, "%s is not a directory", clean(p))
+			return refuse(name, "%q is not a directory", p)
 		}
 	}
 	if len(u.ok) > 1024 { // a cache, not a list
@@ -193,6 +199,25 @@ func (u *untar) parents(name string) error {
 	}
 	u.ok[dir] = struct{}{}
 	return nil
+}
+
+// Extract writes what r gives below root. The stream has one tree, whose names
+// all begin with the same element, which is left off, or with "./".
+// Errors: Denied for what a hostile stream wants, Exhausted for a full disk and
+// for bounds, Conflict where something is in the way, Invalid for no archive;
+// errors of r are returned as they are. What was written before stays.
+func Extract(root *os.Root, r io.Reader, o Options) error { return newUntar(root, o).extract(r) }
+
+// WriteFile writes one file below root as Extract does: under another name,
+// with a rename. Of h it takes mode, time and owner.
+func WriteFile(root *os.Root, name string, h *tar.Header, r io.Reader, o Options) error {
+	return newUntar(root, o).file(name, h, r)
+}
+
+// WriteLink makes one symbolic link below root, in the place of what is there
+// unless that is a directory.
+func WriteLink(root *os.Root, name, target string) error {
+	return newUntar(root, Options{}).link(name, tar.Header{Typeflag: tar.TypeSymlink, Linkname: target})
 }
 
 func (u *untar) failed(what string, err error) error {
@@ -207,7 +232,7 @@ func (u *untar) failed(what string, err error) error {
 
 func (u *untar) file(name string, h *tar.Header, r io.Reader) error {
 	if fi, err := u.root.Lstat(name); err == nil && fi.IsDir() {
-		return sandbox.Conflict.Errorf("%s is a directory here and a file in the sandbox", clean(name))
+		return sandbox.Conflict.Errorf("%q is a directory here and a file in the sandbox", name)
 	}
 	f, tmp, err := u.temp(name)
 	if err != nil {
@@ -225,7 +250,7 @@ func (u *untar) file(name string, h *tar.Header, r io.Reader) error {
 		if sandbox.KindOf(err) != sandbox.Internal {
 			return err
 		}
-		return u.failed("write "+clean(name), err)
+		return u.failed("write file", err)
 	}
 	if u.owner {
 		if err := f.Chown(h.Uid, h.Gid); err != nil {
@@ -236,7 +261,7 @@ func (u *untar) file(name string, h *tar.Header, r io.Reader) error {
 		return u.failed("set mode", err)
 	}
 	if err := f.Close(); err != nil {
-		return u.failed("write "+clean(name), err)
+		return u.failed("write file", err)
 	}
 	u.times(tmp, h)
 	if err := u.root.Rename(tmp, name); err != nil {
@@ -366,7 +391,7 @@ func (u *untar) link(name string, h tar.Header) error {
 	}
 	if fi, err := u.root.Lstat(name); err == nil {
 		if fi.IsDir() {
-			return sandbox.Conflict.Errorf("%s is a directory here and a link in the sandbox", clean(name))
+			return sandbox.Conflict.Errorf("%q is a directory here and a link in the sandbox", name)
 		}
 		if err := u.root.Remove(name); err != nil {
 			return u.failed("replace", err)
@@ -389,23 +414,10 @@ func (u *untar) link(name string, h tar.Header) error {
 	}
 	fi, err := u.root.Lstat(h.Linkname)
 	if err != nil || !fi.Mode().IsRegular() {
-		return refuse(name, "it is a link to %s, which is not a file of the archive", clean(h.Linkname))
+		return refuse(name, "it is a link to %q, which is not a file of the archive", h.Linkname)
 	}
 	if err := u.root.Link(h.Linkname, name); err != nil {
 		return u.failed("make link", err)
 	}
 	return nil
-}
-
-// fileHeader is the header of a single file that was read without an archive.
-func fileHeader(fi *v1.FileInfo) *tar.Header {
-	h := &tar.Header{Typeflag: tar.TypeReg, Mode: int64(fi.GetMode() & 0o777), Uid: int(fi.GetUid()), Gid: int(fi.GetGid())}
-	if t := fi.GetMtime(); t.IsValid() {
-		h.ModTime = t.AsTime()
-	}
-	return h
-}
-
-func symlinkHeader(target string) tar.Header {
-	return tar.Header{Typeflag: tar.TypeSymlink, Linkname: target}
 }

@@ -1,4 +1,6 @@
-package cli
+// Package tree moves directory trees between this machine and tar streams. What
+// it reads from a stream is hostile.
+package tree
 
 import (
 	"archive/tar"
@@ -11,14 +13,12 @@ import (
 	"vivarium/sandbox"
 )
 
-// packDir is a tar stream of a directory of this machine; the names in it begin
-// with prefix. Symbolic links are packed as such; sockets, FIFOs and devices
-// are left out.
-func packDir(dir, prefix string) io.ReadCloser { return pack(dir, prefix, false) }
-
-// pack is packDir, also for a single file or link. With owner the owner and
-// group are kept by number.
-func pack(src, prefix string, owner bool) io.ReadCloser {
+// Pack is a tar stream of a directory, file or link of this machine; the names
+// in it begin with prefix. Symbolic links are packed as such; sockets, FIFOs and
+// devices are left out. With owner the owner and group are kept by number, else
+// all is root's. Errors come out of the reader: Invalid for what cannot be read,
+// Conflict for what changes meanwhile. Close it.
+func Pack(src, prefix string, owner bool) io.ReadCloser {
 	r, w := io.Pipe()
 	go func() {
 		tw := tar.NewWriter(w)
