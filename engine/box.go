@@ -7,6 +7,7 @@ import (
 
 	"vivarium/guest"
 	"vivarium/sandbox"
+	"vivarium/store"
 )
 
 // box is a living sandbox: its record, and what it holds.
@@ -110,7 +111,7 @@ func (b *box) setStage(stage sandbox.Stage, limit time.Duration) {
 }
 
 // persist writes the record.
-func (b *box) persist() {
+func (b *box) persist() *store.Pending {
 	b.mu.Lock()
 	// under the lock, so that an older record never follows a newer one
 	p := b.e.store.Put(b.rec)
@@ -120,6 +121,7 @@ func (b *box) persist() {
 			b.e.log.Error("store sandbox", "sandbox", b.id, "err", err)
 		}
 	})
+	return p
 }
 
 // begin notes activity; the function it returns ends it.
@@ -223,12 +225,12 @@ func (b *box) guest(ctx context.Context) (*guest.Client, error) {
 	for {
 		b.mu.Lock()
 		switch {
-		case b.ending != nil || b.rec.Stage == sandbox.StageEnded:
-			b.mu.Unlock()
-			return nil, b.endedError()
 		case b.left:
 			b.mu.Unlock()
 			return nil, sandbox.Unavailable.Errorf("the daemon is stopping")
+		case b.life.Err() != nil: // not as soon as it is ending: its commands get their SIGTERM this way
+			b.mu.Unlock()
+			return nil, b.endedError()
 		case b.client != nil:
 			c := b.client
 			b.mu.Unlock()

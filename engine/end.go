@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"vivarium/sandbox"
+	"vivarium/store"
 )
 
 // end ends the box for this reason, unless it is ending already. It returns at
@@ -55,9 +57,9 @@ func (b *box) finish(why *ending) {
 	}
 	m, client := b.machine, b.client
 	b.mu.Unlock()
-	b.note(death) // so that whoever finishes this after a crash tells the same
+	noted := b.note(death) // so that whoever finishes this after a crash tells the same
 	b.e.events.emit(b.tenant, b.id, eventStage, string(sandbox.StageStopping), map[string]string{"stage": string(sandbox.StageStopping), "reason": string(why.reason)})
-	if why.grace > 0 && m != nil && client != nil && was.Usable() {
+	if why.grace > 0 && m != nil && was.Usable() {
 		b.terminate(why.grace, m)
 	}
 	b.halt()              // ends a creation that is under way
@@ -67,12 +69,15 @@ func (b *box) finish(why *ending) {
 		m = b.machine
 		b.mu.Unlock()
 	}
+	if why.known != nil && m != nil {
+		b.collect(m, why)
+	}
 	b.mu.Lock()
 	death.Exit = why.exit // a main command that took its grace may have set it
 	slot := b.rec.Slot
 	b.mu.Unlock()
 	if m != nil {
-		b.takeDown(m, &death)
+		b.takeDown(m, &death, noted)
 	} else if slot != "" { // the machine is gone without having given it back
 		if err := b.e.opts.Network.Release(context.Background(), slot); err != nil {
 			b.e.log.Error("release slot", "sandbox", b.id, "slot", slot, "err", err)
@@ -126,15 +131,16 @@ func (b *box) finish(why *ending) {
 }
 
 // note writes what is known of the end so far.
-func (b *box) note(death sandbox.Death) {
+func (b *box) note(death sandbox.Death) *store.Pending {
 	b.mu.Lock()
 	b.rec.Ending = &death
 	b.mu.Unlock()
-	b.persist()
+	return b.persist()
 }
 
 // takeDown kills and removes the machine, and reads from the host what it was.
-func (b *box) takeDown(m sandbox.Machine, death *sandbox.Death) {
+// noted is the write of why, which a crash after the kill must find.
+func (b *box) takeDown(m sandbox.Machine, death *sandbox.Death, noted *store.Pending) {
 	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
 	defer cancel()
 	if err := b.e.opts.Fail("stop.kill"); err != nil {
@@ -153,7 +159,8 @@ func (b *box) takeDown(m sandbox.Machine, death *sandbox.Death) {
 	} else if !errors.Is(err, sandbox.Gone) {
 		b.e.log.Warn("read usage", "sandbox", b.id, "err", err)
 	}
-	b.note(*death) // with its group, what was measured goes
+	b.note(*death)   // with its group, what was measured goes
+	_ = noted.Wait() // it logs its error
 	if err := b.e.opts.Fail("stop.remove"); err != nil {
 		b.e.log.Error("end sandbox", "sandbox", b.id, "err", err)
 	}
@@ -177,12 +184,16 @@ func (b *box) terminate(grace time.Duration, m sandbox.Machine) {
 	if main != nil && main.running() {
 		running = []*execution{main} // what it started is its own to end
 	}
-	for _, x := range running {
-		// one that does not take it is killed with the rest
-		_ = x.signal(context.Background(), int(unix.SIGTERM))
-	}
 	limit := time.NewTimer(grace)
 	defer limit.Stop()
+	ctx, cancel := context.WithTimeout(b.life, grace)
+	defer cancel()
+	var sent sync.WaitGroup
+	for _, x := range running {
+		// one that cannot be reached, or does not take it, is killed with the rest
+		sent.Go(func() { _ = x.signal(ctx, int(unix.SIGTERM)) })
+	}
+	sent.Wait()
 	for _, x := range running {
 		select {
 		case <-x.done:

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"vivarium/guest"
 	"vivarium/guest/wire"
 	"vivarium/sandbox"
 )
@@ -222,6 +223,73 @@ func (b *box) recall(ctx context.Context) (main *sandbox.ExitStatus) {
 		b.running++
 	}
 	return main
+}
+
+// collectLimit bounds how long a guest is asked about a sandbox that is to end.
+const collectLimit = 5 * time.Second
+
+// collect gets the status of commands that ended while an earlier daemon was
+// ending their sandbox, and that it could not write down any more.
+func (b *box) collect(m sandbox.Machine, why *ending) {
+	b.mu.Lock()
+	open := map[string]*execution{}
+	for id, x := range b.execs {
+		if x.running() {
+			open[id] = x
+		}
+	}
+	key := b.rec.GuestKey
+	b.mu.Unlock()
+	if len(open) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), collectLimit)
+	defer cancel()
+	defer context.AfterFunc(b.e.ctx, cancel)()
+	c, err := guest.Connect(ctx, m.Dial, key, guest.Options{})
+	if err != nil {
+		b.e.log.Warn("ask guest for its last words", "sandbox", b.id, "err", err)
+		return
+	}
+	defer c.Close()
+	known, err := c.ListExecs(ctx)
+	if err != nil {
+		b.e.log.Warn("ask guest for its last words", "sandbox", b.id, "err", err)
+		return
+	}
+	for _, k := range known {
+		x := open[k.ID]
+		if x == nil || !k.Exited {
+			continue
+		}
+		if err := x.collect(ctx, c); err != nil {
+			b.e.log.Warn("get status of exec", "sandbox", b.id, "exec", k.ID, "err", err)
+			continue
+		}
+		if k.ID == sandbox.MainExec {
+			st := x.record().Exit
+			b.mu.Lock()
+			why.exit = &st
+			b.mu.Unlock()
+		}
+	}
+}
+
+func (x *execution) collect(ctx context.Context, c *guest.Client) error {
+	_, out := x.stdout.Bounds()
+	_, serr := x.stderr.Bounds()
+	s, err := c.AttachExec(ctx, x.rec.ID, out, serr)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	defer context.AfterFunc(ctx, func() { _ = s.Close() })()
+	st, err := x.drain(s)
+	if err != nil {
+		return err
+	}
+	x.exited(s, st)
+	return nil
 }
 
 // keep makes an ended execution of a record. The caller holds mu.
