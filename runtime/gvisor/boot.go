@@ -34,8 +34,13 @@ const (
 	hostThreads, sentryThreads = 3, 128
 )
 
+// leastWeight is the share of CPU, as thousandths of a core, that a sandbox has
+// under contention if it asked for less: ten times that of a machine that boots
+// for the pool.
+const leastWeight, poolWeight = 20, 2
+
 func limits(r sandbox.Resources) cgroup.Limits {
-	l := cgroup.Limits{CPUWeight: r.CPURequest, CPULimit: r.CPULimit, MemoryRequest: r.MemoryRequest}
+	l := cgroup.Limits{CPUWeight: max(r.CPURequest, leastWeight), CPULimit: r.CPULimit, MemoryRequest: r.MemoryRequest}
 	if r.MemoryLimit > 0 {
 		l.MemoryLimit = r.MemoryLimit + sentryMemory
 	}
@@ -58,7 +63,9 @@ type state struct {
 const stateFile = "machine.json"
 
 // boot starts a machine: directory, cgroup, slot, sentry, root container.
-func (r *Runtime) boot(ctx context.Context, res sandbox.Resources) (_ *machine, err error) {
+//
+// One for the pool boots with a low share of CPU, which Start raises.
+func (r *Runtime) boot(ctx context.Context, res sandbox.Resources, pooled bool) (_ *machine, err error) {
 	id := newID()
 	r.setOwn(id, true)
 	m := &machine{r: r, id: id, done: make(chan struct{})}
@@ -81,7 +88,11 @@ func (r *Runtime) boot(ctx context.Context, res sandbox.Resources) (_ *machine, 
 	if err := r.opts.Fail("boot.cgroup"); err != nil {
 		return nil, err
 	}
-	if m.group, err = r.opts.Cgroups.New(id, limits(res)); err != nil {
+	l := limits(res)
+	if pooled {
+		l.CPUWeight = poolWeight
+	}
+	if m.group, err = r.opts.Cgroups.New(id, l); err != nil {
 		return nil, err
 	}
 	if err := r.opts.Fail("boot.slot"); err != nil {

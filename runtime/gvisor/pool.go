@@ -22,8 +22,9 @@ type pool struct {
 	wake   chan struct{}
 	done   chan struct{}
 
-	mu   sync.Mutex
-	free []*machine // oldest first; guarded by mu
+	mu    sync.Mutex
+	free  []*machine // oldest first; guarded by mu
+	taken time.Time  // when the last was taken; guarded by mu
 }
 
 func newPool(r *Runtime, size int, class sandbox.Resources) *pool {
@@ -64,6 +65,7 @@ func (p *pool) take(res sandbox.Resources) *machine {
 		}
 		m := p.free[0]
 		p.free = p.free[1:]
+		p.taken = time.Now()
 		p.mu.Unlock()
 		select {
 		case <-m.done: // it died while it waited; the filler removes it
@@ -109,8 +111,15 @@ func (p *pool) fill() {
 			}
 			continue
 		}
+		if wait := p.courtesy(); wait > 0 {
+			select {
+			case <-p.ctx.Done():
+			case <-time.After(wait):
+			}
+			continue
+		}
 		ctx, cancel := context.WithTimeout(p.ctx, bootTimeout)
-		m, err := p.r.boot(ctx, p.class)
+		m, err := p.r.boot(ctx, p.class, true)
 		cancel()
 		if err != nil {
 			if p.ctx.Err() == nil {
@@ -128,6 +137,20 @@ func (p *pool) fill() {
 		p.free = append(p.free, m)
 		p.mu.Unlock()
 	}
+}
+
+// quietTime is how long the pool waits after a take before it boots the next
+// machine: whoever took one wants the CPU for what he took it for.
+const quietTime = 80 * time.Millisecond
+
+// courtesy is how long to wait yet; 0 when the pool runs low.
+func (p *pool) courtesy() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.free) <= p.size/4 {
+		return 0
+	}
+	return quietTime - time.Since(p.taken)
 }
 
 // sweep removes waiting machines that have died.

@@ -176,7 +176,7 @@ func (r *Runtime) Boot(ctx context.Context, spec sandbox.BootSpec) (sandbox.Mach
 	if m := r.pool.take(spec.Resources); m != nil {
 		return m, nil
 	}
-	m, err := r.boot(ctx, spec.Resources)
+	m, err := r.boot(ctx, spec.Resources, false)
 	if err != nil {
 		return nil, err // not m: a nil *machine is not a nil Machine
 	}
