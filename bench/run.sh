@@ -69,7 +69,7 @@ VIV_TOKEN=$(cat "$data/token")
 export VIV_TOKEN
 
 if [ -n "$tar" ]; then
-	"$viv" load --quiet --tag debian:base --format rootfs "$tar" >/dev/null
+	"$viv" load --quiet --tag base --format rootfs "$tar" >/dev/null
 else
 	"$viv" image base
 fi

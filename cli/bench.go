@@ -32,7 +32,7 @@ daemon's machine. bench/peers.sh installs what is missing.`,
 	fs := cmd.Flags()
 	fs.IntVarP(&o.N, "n", "n", 0, "how many times (tti 50, exec 200, density 100, churn 400, io 3)")
 	fs.StringVar(&o.Runtime, "runtime", "gvisor", "gvisor or vm")
-	fs.StringVar(&o.Image, "image", "debian:base", "image to use, with echo, true, sleep and head in it")
+	fs.StringVar(&o.Image, "image", "base", "image to use, with echo, true, sleep and head in it")
 	fs.Float64Var(&o.Rate, "rate", 5, "tti: arrivals per second; 0 is one after the other")
 	fs.BoolVar(&o.PoolOff, "pool-off", false, "tti, churn: ask for a size that the pool does not hold")
 	fs.StringSliceVar(&o.Peers, "peer", nil, "runsc, podman or bwrap; may be repeated (default: all that are installed)")

@@ -31,7 +31,7 @@ func (a *app) imageBaseCmd() *cobra.Command {
 		Args:  exactly(),
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&req.Tag, "tag", "", "name of the image (default debian:base)")
+	fs.StringVar(&req.Tag, "tag", "", "name of the image (default base:latest)")
 	fs.StringVar(&req.Suite, "suite", "", "release, such as bookworm")
 	fs.StringSliceVar(&req.Packages, "package", nil, "more packages; may be repeated")
 	fs.BoolVar(&req.BuildTools, "build-tools", false, "also compilers and make")

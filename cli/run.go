@@ -23,9 +23,9 @@ func (a *app) runCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [FLAGS] IMAGE [-- COMMAND [ARG...]]",
 		Short: "Create a sandbox, run a command in it, pass its exit code on and remove it",
-		Example: `  viv run debian:base -- python3 -c 'print(6*7)'
-  viv run -it debian:base -- bash
-  tar c . | viv run -i debian:base -- tar t`,
+		Example: `  viv run base -- python3 -c 'print(6*7)'
+  viv run -it base -- bash
+  tar c . | viv run -i base -- tar t`,
 		Args: atLeast("IMAGE"),
 	}
 	flags := addSpecFlags(cmd)

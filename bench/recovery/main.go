@@ -19,7 +19,7 @@ func main() {
 	flag.StringVar(&o.Viv, "viv", "bin/viv", "the program")
 	flag.StringVar(&o.DataDir, "data-dir", "", "data directory, with the image in it and no daemon on it")
 	flag.StringVar(&o.Listen, "listen", "127.0.0.1:7879", "where the daemon shall listen")
-	flag.StringVar(&o.Image, "image", "debian:base", "image to use")
+	flag.StringVar(&o.Image, "image", "base", "image to use")
 	flag.IntVar(&o.N, "n", 500, "how many sandboxes")
 	asJSON := flag.Bool("json", false, "print one JSON object")
 	flag.Parse()

@@ -5721,7 +5721,7 @@ func (x *PruneImagesResponse) GetRemoved() int32 {
 // runs the package tools as root.
 type BuildBaseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tag           string                 `protobuf:"bytes,1,opt,name=tag,proto3" json:"tag,omitempty"`                                  // default: debian:base
+	Tag           string                 `protobuf:"bytes,1,opt,name=tag,proto3" json:"tag,omitempty"`                                  // default: base:latest
 	Suite         string                 `protobuf:"bytes,2,opt,name=suite,proto3" json:"suite,omitempty"`                              // default: the host's own, or the configured one
 	Packages      []string               `protobuf:"bytes,3,rep,name=packages,proto3" json:"packages,omitempty"`                        // besides the base set
 	BuildTools    bool                   `protobuf:"varint,4,opt,name=build_tools,json=buildTools,proto3" json:"build_tools,omitempty"` // compilers and make
