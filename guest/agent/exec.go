@@ -116,8 +116,9 @@ func (e *execution) read(i int) {
 		e.mu.Lock()
 		if n > 0 && !e.done {
 			o.ring.end += int64(n)
-			if flow.took(n, e.exited) && !o.big && !e.pty {
+			if flow.took(n, len(p), e.exited) && !o.big && !e.pty {
 				o.big = true
+				o.ring.widen()
 				raw.Control(func(fd uintptr) { unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
 			}
 			e.check()
@@ -152,15 +153,16 @@ const (
 	paceRead  = 64 << 10  // reads of that size are large enough
 )
 
-// took counts a read and says whether the stream is a fast one.
-func (p *pace) took(n int, ended bool) bool {
+// took counts a read of n bytes into room for so many, and says whether the
+// stream is a fast one. A read that filled the room left more behind: no rest.
+func (p *pace) took(n, room int, ended bool) bool {
 	now := time.Now()
 	if now.Sub(p.since) > paceSpan {
 		p.since, p.bytes = now, 0
 	}
 	p.bytes += n
 	fast := p.bytes >= paceBytes
-	p.rest = fast && n < paceRead && !ended
+	p.rest = fast && n < paceRead && n < room && !ended
 	return fast
 }
 

@@ -30,6 +30,13 @@ func (r *ring) space() []byte {
 	return r.buf[at:min(len(r.buf), at+len(r.buf)-used)]
 }
 
+// widen grows the ring as far as it may: a fast stream is read in large pieces,
+// and what is acknowledged as fast as it comes would never fill a small one.
+func (r *ring) widen() {
+	for r.grow() {
+	}
+}
+
 func (r *ring) grow() bool {
 	size := max(ringMin, 4*len(r.buf))
 	size = min(size, ringMax)
