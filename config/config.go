@@ -145,8 +145,8 @@ func Default() *Config {
 		Pool:         Pool{Size: 8},
 		Defaults: Defaults{
 			Runtime: "gvisor", Network: "public",
-			CPURequest: 100, CPULimit: 2000,
-			MemoryRequest: 128 * mib, MemoryLimit: 1 * gib,
+			CPURequest: 1, CPULimit: 2000,
+			MemoryRequest: 16 * mib, MemoryLimit: 1 * gib,
 			Disk: 10 * gib, Pids: 1024,
 			Timeout: Duration(5 * time.Minute),
 		},
