@@ -53,8 +53,8 @@ lint: assets vet
 
 # builds what the figures are compared with, then measures; minutes
 bench: build
-	sh bench/peers.sh
-	sh bench/run.sh $(ARGS)
+	GO="$(GO)" $(SUDO) sh bench/peers.sh
+	$(SUDO) sh bench/run.sh $(ARGS)
 
 # api/ from its .proto; needs Debian's protobuf-compiler, the plugins are tools
 # pinned in go.mod

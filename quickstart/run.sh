@@ -166,11 +166,15 @@ row "start the daemon" "$address" "$time"
 # --- the image
 begin=$(now)
 show image base
-if [ -t 2 ]; then
-	"$viv" image base </dev/null || exit 1 # with its progress
-else
-	"$viv" image base </dev/null >"$out" 2>&1 || { cat "$out" && exit 1; }
-fi
+make_image() {
+	if [ -t 2 ]; then
+		"$viv" image base </dev/null # with its progress
+	else
+		"$viv" image base </dev/null >"$out" 2>&1 || { tail -n 30 "$out" && return 1; }
+	fi
+}
+# once more: a mirror or a resolver may be away for a moment
+make_image || { echo "quickstart: trying once more" >&2 && sleep 5 && make_image; }
 time=$(took "$begin" "$(now)")
 printf '  # %s\n' "$time"
 image=base:latest

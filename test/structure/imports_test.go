@@ -41,7 +41,7 @@ var rules = []rule{
 	{"guest/agent", []string{"sandbox", "guest/wire"}, "runs inside every sandbox: what it imports costs memory there"},
 	{"runtime/gvisor", []string{"sandbox", "cgroup", "guest/wire", "runtime/gvisor/..."},
 		"a runtime starts machines for whoever asks; it knows neither the engine nor a front door"},
-	{"runtime/gvisor/forward", []string{"sandbox"}, "goes into the sentry's binary"},
+	{"runtime/gvisor/...", []string{"sandbox"}, "parts that speak to a sentry, or go into its binary"},
 	{"runtime/runtimetest", []string{"sandbox", "guest", "guest/wire", "image/erofsimg"},
 		"the contract of every runtime: a runtime's tests import it, it imports no runtime"},
 	{"engine", []string{"sandbox", "guest", "guest/wire", "image", "network", "spool", "store"},
@@ -65,7 +65,7 @@ var rules = []rule{
 		"it puts the parts together; nothing but a main imports it"},
 	{"cmd/viv", []string{"cli", "daemon", "doctor", "version", "config"}, "a main"},
 	{"cmd/viv-guest", []string{"guest/agent"}, "a main"},
-	{"cmd/viv-sentry", []string{"runtime/gvisor/forward"}, "a main"},
+	{"cmd/viv-sentry", []string{"runtime/gvisor/..."}, "a main, without the runtime itself"},
 }
 
 // never says what must stay apart whatever the table above becomes. Through
@@ -283,6 +283,7 @@ var lean = map[string]map[string]string{
 		"vivarium/engine":                        "the host's",
 		"vivarium/server":                        "the host's",
 		"vivarium/image":                         "the host's",
+		"vivarium/cgroup":                        "the daemon's",
 	},
 }
 
