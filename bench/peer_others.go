@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -23,7 +22,7 @@ func (p *podmanPeer) args(verb string, rest ...string) []string {
 	// left as they are, since they cannot be raised on every host
 	return append([]string{
 		"--root", filepath.Join(p.dir, "storage"), "--runroot", filepath.Join(p.dir, "run"), "--tmpdir", filepath.Join(p.dir, "tmp"),
-		"--cgroup-manager", "cgroupfs", "--events-backend", "none", "--runtime", p.runsc, verb,
+		"--cgroup-manager", "cgroupfs", "--events-backend", "none", "--runtime", p.runsc, "--runtime-flag", "root=" + filepath.Join(p.dir, "runsc"), verb,
 	}, rest...)
 }
 
@@ -69,7 +68,8 @@ func detached(ctx context.Context, bin string, args ...string) error {
 	}
 	defer os.Remove(f.Name())
 	defer f.Close()
-	cmd := exec.CommandContext(ctx, bin, args...)
+	cmd, cancel := command(ctx, bin, args...)
+	defer cancel()
 	cmd.Stdout, cmd.Stderr = f, f
 	if err := cmd.Run(); err != nil {
 		said := make([]byte, maxSaid)

@@ -3,14 +3,12 @@ package bench
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"vivarium/sandbox"
 )
@@ -97,14 +95,8 @@ func (p *runscPeer) exec(ctx context.Context) (time.Duration, error) {
 }
 
 func (p *runscPeer) close(ctx context.Context) error {
-	var errs []error
-	if p.kept != "" {
-		errs = append(errs, detached(ctx, p.bin, p.args("delete", "--force", p.kept)...))
+	if p.kept == "" {
+		return nil
 	}
-	// runsc keeps the empty namespace of --network=none mounted for its next run
-	ns := filepath.Join(p.dir, "state", "null-netns")
-	if err := unix.Unmount(ns, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
-		errs = append(errs, sandbox.Internal.Errorf("unmount %s: %w", ns, err))
-	}
-	return errors.Join(errs...)
+	return detached(ctx, p.bin, p.args("delete", "--force", p.kept)...)
 }

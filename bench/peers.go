@@ -9,8 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"vivarium/sandbox"
 )
@@ -187,10 +191,47 @@ func (s *peerSet) close() {
 	if s.dir == "" {
 		return
 	}
+	// runsc keeps an empty network namespace mounted for its next run, podman its
+	// storage if it was interrupted
+	if err := unmountBelow(s.dir); err != nil {
+		s.say("unmount what the peers used: %v", err)
+	}
 	if err := os.RemoveAll(s.dir); err != nil {
 		s.say("remove what the peers used: %v", err)
 	}
 }
+
+// unmountBelow unmounts everything below a directory, the last first.
+func unmountBelow(dir string) error {
+	b, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	lines := strings.Split(string(b), "\n")
+	for _, line := range slices.Backward(lines) {
+		f := strings.Fields(line)
+		if len(f) > 1 && strings.HasPrefix(f[1], dir+"/") {
+			if err := unix.Unmount(f[1], unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", f[1], err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// command is one that ends by itself in a moment: it is not interrupted with
+// the bench, since what it had begun would stay behind.
+func command(ctx context.Context, bin string, args ...string) (*exec.Cmd, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commandTimeout)
+	cmd := exec.CommandContext(ctx, bin, args...)
+	cmd.WaitDelay = 5 * time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // nor by a Ctrl-C
+	return cmd, cancel
+}
+
+// commandTimeout bounds one command of a peer.
+const commandTimeout = time.Minute
 
 // maxSaid bounds what of a peer's complaints is kept.
 const maxSaid = 4 << 10
@@ -198,8 +239,11 @@ const maxSaid = 4 << 10
 // timed runs a command and returns when its first byte of output came and when
 // it had ended, since its start, and all it wrote.
 func timed(ctx context.Context, bin string, args ...string) (first, whole time.Duration, out []byte, err error) {
-	cmd := exec.CommandContext(ctx, bin, args...)
-	cmd.WaitDelay = 5 * time.Second
+	if err := ctx.Err(); err != nil {
+		return 0, 0, nil, err
+	}
+	cmd, cancel := command(ctx, bin, args...)
+	defer cancel()
 	said := &head{}
 	cmd.Stderr = said
 	pipe, err := cmd.StdoutPipe()
@@ -217,9 +261,6 @@ func timed(ctx context.Context, bin string, args ...string) (first, whole time.D
 	err = cmd.Wait()
 	whole = time.Since(start)
 	if err != nil {
-		if ctx.Err() != nil {
-			err = ctx.Err()
-		}
 		return 0, 0, nil, sandbox.Internal.Errorf("run %s %s: %w: %s", filepath.Base(bin), strings.Join(args, " "), err, said)
 	}
 	if rerr == nil {

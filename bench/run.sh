@@ -54,7 +54,9 @@ trap 'exit 143' TERM
 VIV_SERVER=http://127.0.0.1:$port
 VIV_DATA_DIR=$data
 export VIV_SERVER VIV_DATA_DIR
-"$viv" serve --data-dir "$data" --listen "127.0.0.1:$port" --log-level warn 2>"$dir/serve.log" &
+# in a session of its own: a Ctrl-C is for the bench, which then needs the daemon
+# to remove what it made
+setsid "$viv" serve --data-dir "$data" --listen "127.0.0.1:$port" --log-level warn 2>"$dir/serve.log" &
 pid=$!
 n=0
 until [ -s "$data/token" ] && "$viv" ps >/dev/null 2>&1; do

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"os/signal"
 	"slices"
 	"strings"
@@ -10,6 +11,9 @@ import (
 
 	"vivarium/bench"
 )
+
+// exitInterrupted is what a shell gives a command that SIGINT ended.
+const exitInterrupted = 128 + int(syscall.SIGINT)
 
 func (a *app) benchCmd() *cobra.Command {
 	o := bench.Options{}
@@ -57,7 +61,11 @@ daemon's machine. bench/peers.sh installs what is missing.`,
 		// what it made is removed after a Ctrl-C as well
 		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 		defer stop()
-		return bench.Run(ctx, o)
+		err := bench.Run(ctx, o)
+		if err != nil && ctx.Err() != nil {
+			return &exitCode{exitInterrupted, fmt.Errorf("stopped before there was a result: %w", err)}
+		}
+		return err
 	}
 	return cmd
 }
