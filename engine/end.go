@@ -151,7 +151,7 @@ func (b *box) takeDown(m sandbox.Machine, death *sandbox.Death, noted *store.Pen
 	}
 	if u, err := m.Usage(); err == nil {
 		death.PeakMemory, death.OOM = u.PeakMemory, u.OOM
-		if u.OOM && death.Reason == sandbox.ReasonKilled {
+		if u.OOM && death.Reason == sandbox.ReasonKilled || death.Reason == sandbox.ReasonOOM {
 			death.Reason = sandbox.ReasonOOM
 			death.Message = "out of memory"
 			death.Hint = "raise the memory limit"

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/oklog/ulid/v2"
+	"golang.org/x/sys/unix"
 
 	"vivarium/guest"
 	"vivarium/guest/wire"
@@ -139,7 +140,7 @@ func (b *box) startExec(ctx context.Context, id string, spec sandbox.ExecSpec) (
 	}
 	if l := b.e.opts.Limits.MaxExecs; l > 0 && b.running >= l {
 		b.mu.Unlock()
-		return nil, sandbox.Exhausted.Errorf("%d commands are running in sandbox %s, as many as may", b.running, b.id)
+		return nil, sandbox.Exhausted.Errorf("%d commands are running in sandbox %s, as many as may", b.running, b.id).WithHint("wait for some of them, or end them")
 	}
 	x, err := newExecution(b, rec)
 	if err != nil {
@@ -364,6 +365,9 @@ func (x *execution) exited(s *guest.ExecStream, st wire.Exit) {
 	x.mu.Unlock()
 	rec := x.record()
 	p := x.b.e.store.PutExec(rec)
+	if rec.Exit.Signal == int(unix.SIGKILL) && !rec.Exit.TimedOut {
+		x.b.checkOOM(rec)
+	}
 	x.over()
 	x.b.e.events.emit(x.b.tenant, x.b.id, eventExit, "", exitAttrs(rec))
 	if err := p.Wait(); err != nil {
@@ -373,6 +377,25 @@ func (x *execution) exited(s *guest.ExecStream, st wire.Exit) {
 	}
 	// a connection that broke meanwhile costs the guest one ended exec
 	_ = s.AckExit()
+}
+
+// checkOOM ends a box that has run out of memory. The host's kernel may have
+// killed a process inside, and not the machine.
+func (b *box) checkOOM(killed sandbox.Exec) {
+	b.mu.Lock()
+	m := b.machine
+	b.mu.Unlock()
+	if m == nil {
+		return
+	}
+	if u, err := m.Usage(); err != nil || !u.OOM {
+		return
+	}
+	why := ending{reason: sandbox.ReasonOOM}
+	if killed.ID == sandbox.MainExec {
+		why.exit = &killed.Exit
+	}
+	b.end(why)
 }
 
 // lose marks an exec whose status nobody will ever know.

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"net/netip"
+	"path"
 	"regexp"
 	"strings"
 	"time"
@@ -55,6 +56,9 @@ func (e *Engine) complete(s sandbox.Spec) (sandbox.Spec, error) {
 	}
 	if err := checkTags(s.Tags); err != nil {
 		return s, err
+	}
+	if s.Workdir != "" && !path.IsAbs(s.Workdir) {
+		return s, sandbox.Invalid.Errorf("workdir %q: want an absolute path", s.Workdir)
 	}
 	for k, v := range s.Env {
 		if !envForm.MatchString(k) || strings.ContainsRune(v, 0) {
