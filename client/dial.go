@@ -74,7 +74,14 @@ func (p *portConn) CloseWrite() error {
 	return p.s.CloseRequest()
 }
 
-func (p *portConn) Close() error { p.cancel(); return nil }
+func (p *portConn) Close() error {
+	// Both: net/http does not look at the context while it waits for more of the
+	// request, so that the daemon would not learn of it. Without the lock, which
+	// a Write that is stuck holds.
+	err := p.s.CloseRequest()
+	p.cancel()
+	return err
+}
 
 type portAddr struct{}
 

@@ -142,7 +142,11 @@ type Attachment struct {
 // with the first message that Receive returns.
 func (c *Client) Attach(ctx context.Context, first *v1.AttachRequest) (*Attachment, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	a := &Attachment{stream: c.Execs.Attach(ctx), cancel: cancel, StdoutNext: first.StdoutOffset, StderrNext: first.StderrOffset}
+	stream := c.Execs.Attach(ctx)
+	// net/http does not look at the context while it waits for more of the
+	// request: without this the daemon would not learn that nobody listens
+	context.AfterFunc(ctx, func() { _ = stream.CloseRequest() })
+	a := &Attachment{stream: stream, cancel: cancel, StdoutNext: first.StdoutOffset, StderrNext: first.StderrOffset}
 	if err := a.stream.Send(first); err != nil {
 		if errors.Is(err, io.EOF) { // the daemon has answered already
 			_, err = a.stream.Receive()
