@@ -10,8 +10,7 @@ import (
 )
 
 func main() {
-	if err := agent.Main(); err != nil {
-		os.Stderr.WriteString("viv-guest: " + err.Error() + "\n")
-		os.Exit(1)
-	}
+	err := agent.Main() // for ever, unless something is wrong
+	os.Stderr.WriteString("viv-guest: " + err.Error() + "\n")
+	os.Exit(1)
 }

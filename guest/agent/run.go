@@ -3,7 +3,6 @@ package agent
 import (
 	"bytes"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -20,8 +19,8 @@ import (
 	"vivarium/guest/wire"
 )
 
-// Main runs the guest until its listener fails. It takes its configuration
-// from the environment and removes it there.
+// Main runs the guest until its listener fails: it returns only with an error.
+// It takes its configuration from the environment and removes it there.
 func Main() error {
 	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // the key is in memory and in /proc/self/environ
 	key, err := hex.DecodeString(os.Getenv(wire.EnvKey))
@@ -66,11 +65,7 @@ func Main() error {
 	}
 	surviveSignals()
 	go a.reaper.loop()
-	err = a.accept(l)
-	if err == nil {
-		err = errors.New("listener ended")
-	}
-	return err
+	return a.accept(l)
 }
 
 func setUp(v string) error {
