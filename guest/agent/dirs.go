@@ -43,13 +43,33 @@ func getdents(fd int, buf []byte) (int, error) {
 	}
 }
 
+// openDir opens a directory, and never what a symbolic link leads to. Not with
+// O_DIRECTORY: together with it gVisor ignores O_NOFOLLOW (its
+// vfs.ResolvingPath.ShouldFollowSymlink), where open(2) lets neither win.
 func openDir(at int, name string) (int, error) {
+	var fd int
+	var err error
 	for {
-		fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		fd, err = unix.Openat(at, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 		if err != unix.EINTR {
-			return fd, err
+			break
 		}
 	}
+	if err == unix.ENXIO { // a socket
+		return -1, unix.ENOTDIR
+	}
+	if err != nil {
+		return -1, err
+	}
+	var st unix.Stat_t
+	if err = unix.Fstat(fd, &st); err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		err = unix.ENOTDIR
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
 }
 
 // list answers TList: pages of files, at most o.N in all.

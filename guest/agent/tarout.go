@@ -208,10 +208,8 @@ func (k *packer) entry(at int, name, as string, follow bool) (sub int, names []s
 		}
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFREG, unix.S_IFDIR:
+			// no O_DIRECTORY: see openDir
 			open := unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY
-			if dir {
-				open |= unix.O_DIRECTORY
-			}
 			if !follow {
 				open |= unix.O_NOFOLLOW
 			}
