@@ -86,7 +86,7 @@ func TestErrorsNameThePlace(t *testing.T) {
 		{"syntax", "pool:\n  size: [1\n", "config.yaml:"},
 		{"bool", "listen_public: maybe\n", `config.yaml:1: listen_public: "maybe" is neither true nor false`},
 		{"public", "listen: 0.0.0.0:7878\n", "config.yaml:1: listen: \"0.0.0.0:7878\" can be reached"},
-		{"cross", "defaults:\n  memory_limit: 64MiB\n", "config.yaml:2: defaults.memory_limit: 64MiB is less than defaults.memory_request, 128MiB"},
+		{"cross", "defaults:\n  memory_limit: 8MiB\n", "config.yaml:2: defaults.memory_limit: 8MiB is less than defaults.memory_request, 16MiB"},
 		{"grant", "network:\n  grants:\n    - prefix: 10.0.0.1/8\n", "did you mean 10.0.0.0/8"},
 		{"grant of all", "network:\n  grants:\n    - prefix: 0.0.0.0/0\n", "config.yaml:3: network.grants[0]: prefix \"0.0.0.0/0\" would grant everything"},
 		{"alias", "log:\n  level: &a info\n", "config.yaml:2: log.level: is not a single value"},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -55,7 +56,6 @@ type state struct {
 	ID      string
 	Version string // of gVisor
 	Sentry  string // path of its binary
-	Sandbox json.RawMessage
 	Slot    sandbox.Slot
 	Pid     int
 }
@@ -109,10 +109,19 @@ func (r *Runtime) boot(ctx context.Context, res sandbox.Resources, pooled bool) 
 	if err := os.WriteFile(filepath.Join(r.dir(id), "config.json"), raw, 0o600); err != nil {
 		return nil, hostError("write spec", err)
 	}
+	// one at a time: gVisor makes descriptors that whatever is started meanwhile
+	// inherits, and a sentry must have none but its own (F1)
+	select {
+	case r.booting <- struct{}{}:
+		defer func() { <-r.booting }()
+	case <-ctx.Done():
+		return nil, sandbox.Timeout.Errorf("boot: %w", ctx.Err())
+	}
 	if err := r.opts.Fail("boot.sentry"); err != nil {
 		return nil, err
 	}
-	if err := m.spawn(spec, res); err != nil {
+	sb, err := m.spawn(spec, res)
+	if err != nil {
 		return nil, err
 	}
 	if err := r.opts.Fail("boot.state"); err != nil {
@@ -127,7 +136,7 @@ func (r *Runtime) boot(ctx context.Context, res sandbox.Resources, pooled bool) 
 	if err := r.opts.Fail("boot.root"); err != nil {
 		return nil, err
 	}
-	if err := bounded(ctx, func() error { return m.sb.StartRoot(r.conf, spec) }); err != nil {
+	if err := bounded(ctx, func() error { return sb.StartRoot(r.conf, spec) }); err != nil {
 		return nil, m.failure("start root container", err)
 	}
 	if ctx.Err() != nil {
@@ -137,14 +146,20 @@ func (r *Runtime) boot(ctx context.Context, res sandbox.Resources, pooled bool) 
 }
 
 // spawn starts the sentry in the machine's cgroup.
-func (m *machine) spawn(spec *specs.Spec, res sandbox.Resources) error {
+func (m *machine) spawn(spec *specs.Spec, res sandbox.Resources) (sb *gsandbox.Sandbox, err error) {
 	r := m.r
 	image, err := os.Open(r.opts.PauseImage)
 	if err != nil {
-		return sandbox.Internal.Errorf("open pause image: %w", err)
+		return nil, sandbox.Internal.Errorf("open pause image: %w", err)
+	}
+	// gVisor leaves its packet sockets of earlier machines open, until they are
+	// collected, and without close-on-exec: it expects its process to end
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		image.Close()
+		return nil, sandbox.Unsupported.Errorf("mark descriptors close-on-exec: %w", err).WithHint("Linux 5.11 or newer is needed")
 	}
 	err = m.group.Spawn(func(dir *os.File) (int, error) {
-		sb, err := gsandbox.New(r.conf, &gsandbox.Args{
+		sb, err = gsandbox.New(r.conf, &gsandbox.Args{
 			ID:                m.id,
 			Spec:              spec,
 			BundleDir:         r.dir(m.id),
@@ -156,8 +171,6 @@ func (m *machine) spawn(spec *specs.Spec, res sandbox.Resources) error {
 		if err != nil {
 			return 0, m.failure("start sentry", err)
 		}
-		sb.CgroupJSON.Cgroup = nil // ours; not gVisor's to save or use
-		m.sb = sb
 		m.pid = sb.Getpid()
 		return m.pid, nil
 	})
@@ -165,15 +178,11 @@ func (m *machine) spawn(spec *specs.Spec, res sandbox.Resources) error {
 		_ = unix.Kill(m.pid, unix.SIGKILL)
 		_, _ = unix.Wait4(m.pid, nil, 0, nil)
 	}
-	return err
+	return sb, err
 }
 
 func (m *machine) save() error {
-	sb, err := json.Marshal(m.sb)
-	if err != nil {
-		return sandbox.Internal.Errorf("encode sentry state: %w", err)
-	}
-	raw, err := json.Marshal(state{ID: m.id, Version: Version(), Sentry: m.r.opts.Sentry, Sandbox: sb, Slot: m.slot, Pid: m.pid})
+	raw, err := json.Marshal(state{ID: m.id, Version: Version(), Sentry: m.r.opts.Sentry, Slot: m.slot, Pid: m.pid})
 	if err != nil {
 		return sandbox.Internal.Errorf("encode machine state: %w", err)
 	}
@@ -200,10 +209,6 @@ func (r *Runtime) load(id string) (*machine, error) {
 	m := &machine{r: r, id: id, slot: st.Slot, pid: st.Pid, done: make(chan struct{}), started: true}
 	if st.Version != Version() {
 		m.old = st.Sentry
-	}
-	m.sb = new(gsandbox.Sandbox)
-	if err := json.Unmarshal(st.Sandbox, m.sb); err != nil {
-		return nil, sandbox.Internal.Errorf("decode sentry state: %w", err)
 	}
 	m.group, err = r.opts.Cgroups.Load(id)
 	if errors.Is(err, sandbox.NotFound) { // the host was restarted
@@ -244,6 +249,9 @@ func (m *machine) failure(what string, err error) error {
 	if b, rerr := os.ReadFile(filepath.Join(m.r.dir(m.id), "panic.log")); rerr == nil && len(b) > 0 {
 		const most = 2000
 		return sandbox.Internal.Errorf("%s: %w; the sentry said: %s", what, err, b[:min(len(b), most)])
+	}
+	if sandbox.KindOf(err) == sandbox.Timeout {
+		return sandbox.Timeout.Errorf("%s: %w", what, err)
 	}
 	if s, serr := m.group.Stats(); serr == nil && s.OOMKills > 0 {
 		return sandbox.Exhausted.Errorf("%s: %w: out of memory", what, err).WithHint("raise the memory limit")

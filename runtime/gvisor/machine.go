@@ -12,10 +12,11 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	gsandbox "gvisor.dev/gvisor/runsc/sandbox"
+	"gvisor.dev/gvisor/runsc/boot"
 	"gvisor.dev/gvisor/runsc/specutils"
 
 	"vivarium/cgroup"
+	"vivarium/runtime/gvisor/control"
 	"vivarium/runtime/gvisor/forward"
 	"vivarium/sandbox"
 )
@@ -30,7 +31,6 @@ type machine struct {
 	id    string
 	slot  sandbox.Slot
 	group *cgroup.Group
-	sb    *gsandbox.Sandbox
 	pid   int    // of the sentry
 	old   string // sentry binary, where it is of another gVisor version
 	done  chan struct{}
@@ -153,17 +153,19 @@ func (m *machine) Start(ctx context.Context, s sandbox.StartSpec) error {
 		return hostError("make a pipe", err)
 	}
 	defer ready.Close()
-	err = bounded(ctx, func() error {
-		if err := m.sb.CreateSubcontainer(r.conf, m.main(), nil); err != nil {
-			return err
-		}
-		return m.sb.StartSubcontainer(spec, r.conf, m.main(), []*os.File{null, out, null},
-			[]*os.File{image, guest}, []*os.File{upper}, nil,
-			[]specutils.GoferMountConf{
+	cid := m.main()
+	err = control.Call(ctx, m.socket(), boot.ContMgrCreateSubcontainer, &boot.CreateArgs{CID: cid}, nil)
+	if err == nil {
+		// the files in the order that boot.StartArgs documents: standard files,
+		// what backs the writable layers, then the images
+		err = control.Call(ctx, m.socket(), boot.ContMgrStartSubcontainer, &boot.StartArgs{
+			Spec: spec, Conf: r.conf, CID: cid, NumGoferFilestoreFDs: 1,
+			GoferMountConfs: []specutils.GoferMountConf{
 				{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: strconv.FormatInt(s.Resources.Disk, 10)},
 				{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
-			})
-	})
+			},
+		}, []*os.File{null, out, null, upper, image, guest})
+	}
 	out.Close()
 	if err != nil {
 		return m.failure("start main container", err)
@@ -190,6 +192,9 @@ func (m *machine) listens(ctx context.Context, ready *os.File) error {
 	return nil
 }
 
+// socket is where the sentry takes calls.
+func (m *machine) socket() string { return filepath.Join(m.r.opts.Dir, "s", "runsc-"+m.id+".sock") }
+
 func (m *machine) upper() string { return filepath.Join(m.r.dir(m.id), "upper") }
 
 // Dial implements sandbox.Machine.
@@ -200,9 +205,9 @@ func (m *machine) Dial(ctx context.Context) (net.Conn, error) {
 	default:
 	}
 	if m.old != "" {
-		return forward.DialWith(ctx, m.old, m.sb, m.main(), GuestPort)
+		return forward.DialWith(ctx, m.old, m.socket(), m.main(), GuestPort)
 	}
-	return forward.Dial(ctx, m.sb, m.main(), GuestPort)
+	return forward.Dial(ctx, m.socket(), m.main(), GuestPort)
 }
 
 // Usage implements sandbox.Machine.

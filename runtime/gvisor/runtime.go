@@ -69,6 +69,8 @@ type Runtime struct {
 	log  *slog.Logger
 	pool *pool
 
+	booting chan struct{} // holds one element while a machine boots
+
 	mu  sync.Mutex
 	own map[string]bool // machines that this process booted; guarded by mu
 }
@@ -106,7 +108,7 @@ func Open(opts Options) (*Runtime, error) {
 	if err := detachStdio(); err != nil {
 		return nil, err
 	}
-	r := &Runtime{opts: opts, conf: conf, log: opts.Logger, own: map[string]bool{}}
+	r := &Runtime{opts: opts, conf: conf, log: opts.Logger, own: map[string]bool{}, booting: make(chan struct{}, 1)}
 	r.pool = newPool(r, opts.PoolSize, opts.PoolClass)
 	return r, nil
 }
