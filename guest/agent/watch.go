@@ -98,6 +98,12 @@ func (w *watcher) add(rel string, tell bool) error {
 			if d != "" {
 				flags |= unix.IN_ONLYDIR | unix.IN_DONT_FOLLOW
 			}
+			// inotify_add_watch(2) wants permission to read, but gVisor does not ask
+			fd, err := openRetry(full, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+			if err != nil {
+				return err
+			}
+			unix.Close(fd)
 			wd, err := unix.InotifyAddWatch(w.fd, full, flags)
 			if err != nil {
 				return err
@@ -106,7 +112,7 @@ func (w *watcher) add(rel string, tell bool) error {
 			if !w.recursive {
 				return nil
 			}
-			fd, err := openRetry(full, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+			fd, err = openRetry(full, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 			if err == unix.ENOTDIR {
 				return nil
 			}
