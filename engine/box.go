@@ -57,9 +57,9 @@ func (e *Engine) newBox(sb sandbox.Sandbox) *box {
 		execs: map[string]*execution{},
 	}
 	b.life, b.halt = context.WithCancel(e.ctx)
-	if d := b.rec.Deadline; !d.IsZero() {
-		// on this process's monotonic clock: one that was read back has only wall
-		// time, with which a clock that is set would move it (E6)
+	if d := b.rec.Deadline; !d.IsZero() && d == d.Round(0) {
+		// One that was read back has only wall time, with which a clock that is set
+		// would move it: put it on this process's monotonic clock (E6).
 		now := time.Now()
 		b.rec.Deadline = now.Add(d.Sub(now))
 	}

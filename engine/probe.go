@@ -17,9 +17,12 @@ func (b *box) probe(p *sandbox.Probe, limit time.Duration) error {
 	defer tick.Stop()
 	var last error
 	for {
-		last = b.try(ctx, p)
-		if last == nil {
+		err := b.try(ctx, p)
+		if err == nil {
 			break
+		}
+		if last == nil || ctx.Err() == nil { // not the one that the end of the wait cut off
+			last = err
 		}
 		select {
 		case <-tick.C:
