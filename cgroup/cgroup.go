@@ -84,20 +84,25 @@ func OpenParent(path string, l Limits) (*Parent, error) {
 	if path == "/" {
 		return nil, sandbox.Invalid.Errorf("cgroup parent %q: must name a group below the root", path)
 	}
-	var h hierarchy
-	switch cgroups.Mode() {
-	case cgroups.Legacy, cgroups.Hybrid:
-		h = newV1()
-	case cgroups.Unified:
-		h = newV2()
-	default:
-		return nil, sandbox.Unsupported.Errorf("no cgroup hierarchy is mounted").WithHint("mount cgroup2 on /sys/fs/cgroup, as every current distribution does at boot")
+	h, err := newHierarchy()
+	if err != nil {
+		return nil, err
 	}
 	p := &Parent{h: h, path: path}
 	if err := h.create(path, l); err != nil {
 		return nil, kinded("create cgroup "+path, err)
 	}
 	return p, nil
+}
+
+func newHierarchy() (hierarchy, error) {
+	switch cgroups.Mode() {
+	case cgroups.Legacy, cgroups.Hybrid:
+		return newV1(), nil
+	case cgroups.Unified:
+		return newV2(), nil
+	}
+	return nil, sandbox.Unsupported.Errorf("no cgroup hierarchy is mounted").WithHint("mount cgroup2 on /sys/fs/cgroup, as every current distribution does at boot")
 }
 
 // kinded gives a host failure its kind.
@@ -276,4 +281,18 @@ func writeFile(dir, name, value string) error {
 		return fmt.Errorf("set %s to %s: %w", name, value, err)
 	}
 	return nil
+}
+
+// At gives the group at a path below the root of the hierarchies, which must
+// exist: for a process that was told the path of a group.
+func At(path string) (*Group, error) {
+	h, err := newHierarchy()
+	if err != nil {
+		return nil, err
+	}
+	g := &Group{h: h, path: filepath.Clean("/" + path)}
+	if !h.exists(g.path) {
+		return nil, sandbox.NotFound.Errorf("cgroup %s does not exist", g.path)
+	}
+	return g, nil
 }

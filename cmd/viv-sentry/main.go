@@ -4,7 +4,8 @@
 // time. It is kept, per version, for as long as a sandbox of that version
 // lives.
 //
-// With the argument "forward" it instead opens one connection into a running
+// With the argument "spawn" it is the helper that starts sentries. With the
+// argument "forward" it opens one connection into a running
 // sandbox of its own version and hands it back: this is how a daemon of a newer
 // version reaches sandboxes that an older one started.
 package main
@@ -19,6 +20,7 @@ import (
 	"gvisor.dev/gvisor/runsc/cmd/util"
 
 	"vivarium/runtime/gvisor/forward"
+	"vivarium/runtime/gvisor/spawn"
 )
 
 func main() {
@@ -26,6 +28,12 @@ func main() {
 		if err := forward.Main(os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
+		}
+		return
+	}
+	if len(os.Args) == 2 && os.Args[1] == spawn.Verb {
+		if err := spawn.Main(); err != nil {
+			os.Exit(1) // the daemon sees the connection close
 		}
 		return
 	}

@@ -5,20 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/oklog/ulid/v2"
-	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
-	gcgroup "gvisor.dev/gvisor/runsc/cgroup"
-	gsandbox "gvisor.dev/gvisor/runsc/sandbox"
-	"gvisor.dev/gvisor/runsc/specutils"
 
 	"vivarium/cgroup"
+	"vivarium/runtime/gvisor/spawn"
 	"vivarium/sandbox"
 )
 
@@ -109,20 +103,14 @@ func (r *Runtime) boot(ctx context.Context, res sandbox.Resources, pooled bool) 
 	if err := os.WriteFile(filepath.Join(r.dir(id), "config.json"), raw, 0o600); err != nil {
 		return nil, hostError("write spec", err)
 	}
-	// one at a time: gVisor makes descriptors that whatever is started meanwhile
-	// inherits, and a sentry must have none but its own (F1)
-	select {
-	case r.booting <- struct{}{}:
-		defer func() { <-r.booting }()
-	case <-ctx.Done():
-		return nil, sandbox.Timeout.Errorf("boot: %w", ctx.Err())
-	}
 	if err := r.opts.Fail("boot.sentry"); err != nil {
 		return nil, err
 	}
-	sb, err := m.spawn(spec, res)
-	if err != nil {
-		return nil, err
+	if m.pid, err = r.spawner.Start(ctx, spawn.Request{
+		ID: id, Bundle: r.dir(id), Sockets: filepath.Join(r.opts.Dir, "s"), PanicLog: filepath.Join(r.dir(id), "panic.log"),
+		Image: r.opts.PauseImage, Cgroup: m.group.Path(), Spec: spec, CPULimit: res.CPULimit, MemoryLimit: res.MemoryLimit,
+	}); err != nil {
+		return nil, m.failure("boot", err)
 	}
 	if err := r.opts.Fail("boot.state"); err != nil {
 		return nil, err
@@ -133,52 +121,10 @@ func (r *Runtime) boot(ctx context.Context, res sandbox.Resources, pooled bool) 
 	if err := m.watch(); err != nil {
 		return nil, err
 	}
-	if err := r.opts.Fail("boot.root"); err != nil {
-		return nil, err
-	}
-	if err := bounded(ctx, func() error { return sb.StartRoot(r.conf, spec) }); err != nil {
-		return nil, m.failure("start root container", err)
-	}
 	if ctx.Err() != nil {
 		return nil, sandbox.Timeout.Errorf("boot: %w", ctx.Err())
 	}
 	return m, nil
-}
-
-// spawn starts the sentry in the machine's cgroup.
-func (m *machine) spawn(spec *specs.Spec, res sandbox.Resources) (sb *gsandbox.Sandbox, err error) {
-	r := m.r
-	image, err := os.Open(r.opts.PauseImage)
-	if err != nil {
-		return nil, sandbox.Internal.Errorf("open pause image: %w", err)
-	}
-	// gVisor leaves its packet sockets of earlier machines open, until they are
-	// collected, and without close-on-exec: it expects its process to end
-	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		image.Close()
-		return nil, sandbox.Unsupported.Errorf("mark descriptors close-on-exec: %w", err).WithHint("Linux 5.11 or newer is needed")
-	}
-	err = m.group.Spawn(func(dir *os.File) (int, error) {
-		sb, err = gsandbox.New(r.conf, &gsandbox.Args{
-			ID:                m.id,
-			Spec:              spec,
-			BundleDir:         r.dir(m.id),
-			IOFiles:           []*os.File{image}, // closed by New
-			GoferMountConfs:   specutils.GoferMountConfFlags{{Lower: specutils.Erofs, Upper: specutils.NoOverlay}},
-			Cgroup:            sizes{res},
-			CloneIntoCgroupFD: dir,
-		})
-		if err != nil {
-			return 0, m.failure("start sentry", err)
-		}
-		m.pid = sb.Getpid()
-		return m.pid, nil
-	})
-	if err != nil && m.pid != 0 { // our child, so the pid is still its own
-		_ = unix.Kill(m.pid, unix.SIGKILL)
-		_, _ = unix.Wait4(m.pid, nil, 0, nil)
-	}
-	return sb, err
 }
 
 func (m *machine) save() error {
@@ -259,19 +205,6 @@ func (m *machine) failure(what string, err error) error {
 	return sandbox.Internal.Errorf("%s: %w", what, err)
 }
 
-// bounded runs fn, which cannot be interrupted, and stops waiting when ctx
-// ends. The caller then kills what fn waits for, which ends fn.
-func bounded(ctx context.Context, fn func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- fn() }()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return sandbox.Timeout.Errorf("no answer: %w", ctx.Err())
-	}
-}
-
 // hostError gives a failure of the host's file system its kind.
 func hostError(what string, err error) error {
 	if isFull(err) {
@@ -279,25 +212,3 @@ func hostError(what string, err error) error {
 	}
 	return sandbox.Internal.Errorf("%s: %w", what, err)
 }
-
-// sizes tells gVisor how big the machine is; the group itself is ours.
-type sizes struct{ r sandbox.Resources }
-
-var _ gcgroup.Cgroup = sizes{}
-
-func (s sizes) Install(*specs.LinuxResources) error { return nil }
-func (s sizes) Update(*specs.LinuxResources) error  { return nil }
-func (s sizes) Uninstall() error                    { return nil }
-func (s sizes) Join() (func(), error)               { return func() {}, nil }
-func (s sizes) CloneIntoCgroup() (*os.File, error)  { return nil, errors.ErrUnsupported }
-func (s sizes) CPUQuota() (int64, error) {
-	if s.r.CPULimit == 0 {
-		return -1, nil
-	}
-	return s.r.CPULimit * 100, nil // of a period of 100,000 us
-}
-func (s sizes) CPUPeriod() (int64, error)    { return 100_000, nil }
-func (s sizes) CPUUsage() (uint64, error)    { return 0, nil }
-func (s sizes) NumCPU() (int, error)         { return runtime.NumCPU(), nil }
-func (s sizes) MemoryLimit() (uint64, error) { return uint64(s.r.MemoryLimit), nil }
-func (s sizes) MakePath(string) string       { return "" }

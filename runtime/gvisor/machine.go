@@ -147,7 +147,6 @@ func (m *machine) Start(ctx context.Context, s sandbox.StartSpec) error {
 	if err := r.opts.Fail("start.container"); err != nil {
 		return err
 	}
-	null := sink()
 	ready, out, err := os.Pipe()
 	if err != nil {
 		return hostError("make a pipe", err)
@@ -164,7 +163,7 @@ func (m *machine) Start(ctx context.Context, s sandbox.StartSpec) error {
 				{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: strconv.FormatInt(s.Resources.Disk, 10)},
 				{Lower: specutils.Erofs, Upper: specutils.NoOverlay},
 			},
-		}, []*os.File{null, out, null, upper, image, guest})
+		}, []*os.File{r.null, out, r.null, upper, image, guest})
 	}
 	out.Close()
 	if err != nil {

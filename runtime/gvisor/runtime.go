@@ -16,20 +16,22 @@ package gvisor
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 
-	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/runsc/config"
-	"gvisor.dev/gvisor/runsc/specutils"
+	gflag "gvisor.dev/gvisor/runsc/flag"
 	"gvisor.dev/gvisor/runsc/version"
 
 	"vivarium/cgroup"
+	"vivarium/runtime/gvisor/spawn"
 	"vivarium/sandbox"
 )
 
@@ -69,7 +71,8 @@ type Runtime struct {
 	log  *slog.Logger
 	pool *pool
 
-	booting chan struct{} // holds one element while a machine boots
+	spawner *spawn.Spawner
+	null    *os.File // standard files of the guest
 
 	mu  sync.Mutex
 	own map[string]bool // machines that this process booted; guarded by mu
@@ -102,13 +105,11 @@ func Open(opts Options) (*Runtime, error) {
 	if err != nil {
 		return nil, err
 	}
-	log.SetLevel(log.Warning)
-	log.SetTarget(emitter{opts.Logger})
-	specutils.ExePath = opts.Sentry
-	if err := detachStdio(); err != nil {
-		return nil, err
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, sandbox.Internal.Errorf("open %s: %w", os.DevNull, err)
 	}
-	r := &Runtime{opts: opts, conf: conf, log: opts.Logger, own: map[string]bool{}, booting: make(chan struct{}, 1)}
+	r := &Runtime{opts: opts, null: null, conf: conf, log: opts.Logger, own: map[string]bool{}, spawner: spawn.New(opts.Sentry, max(2, runtime.NumCPU()), opts.Logger)}
 	r.pool = newPool(r, opts.PoolSize, opts.PoolClass)
 	return r, nil
 }
@@ -117,21 +118,9 @@ func Open(opts Options) (*Runtime, error) {
 func Version() string { return version.Version() }
 
 func newConfig(root, panicLog string) (*config.Config, error) {
-	fs := newFlagSet()
+	fs := gflag.NewFlagSet("viv", flag.ContinueOnError)
 	config.RegisterFlags(fs)
-	if err := fs.Parse([]string{
-		"--root=" + root,
-		"--panic-log=" + panicLog,
-		"--platform=systrap",
-		"--network=sandbox",
-		"--directfs=false",        // lets the sentry run as nobody, without capabilities
-		"--host-settings=ignore",  // viv doctor looks at the host
-		"--ignore-cgroups",        // package cgroup makes them
-		"--allow-suid",            // sudo inside; it elevates to nothing outside
-		"--net-raw",               // ping inside; the slot's rules bind raw packets too
-		"--oci-seccomp=false",     // the sentry is the boundary
-		"--watchdog-action=panic", // a stuck sentry ends and says so, instead of hanging
-	}); err != nil {
+	if err := fs.Parse(append(spawn.Flags(), "--root="+root, "--panic-log="+panicLog)); err != nil {
 		return nil, sandbox.Internal.Errorf("set gVisor flags: %w", err)
 	}
 	conf, err := config.NewFromFlags(fs)
@@ -292,18 +281,8 @@ func (r *Runtime) dir(id string) string { return filepath.Join(r.opts.Dir, "m", 
 // stay.
 func (r *Runtime) Close() error {
 	r.pool.close()
-	attachStdio()
-	return nil
-}
-
-// stdio is what gVisor passes to a root container as its standard files: this
-// process's own, which it also gives away to the sentry's user. So while a
-// Runtime is open they are an empty file that cannot grow.
-var stdio struct {
-	sync.Mutex
-	users int
-	saved [3]*os.File
-	sink  *os.File
+	r.spawner.Close()
+	return r.null.Close()
 }
 
 // NeedsSentry says whether a machine that exists was booted by this sentry
