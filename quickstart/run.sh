@@ -276,9 +276,8 @@ row "stop the daemon" "" "$time"
 instance=$(printf %s "$data" | sha256sum | cut -c1-6)
 left() { find "$@" -maxdepth 1 -name "*$instance*" 2>/dev/null; }
 leftovers=$(
-	for p in /proc/[0-9]*; do
-		tr '\0' ' ' 2>/dev/null <"$p/cmdline" | grep -F "$data/" | sed "s|^|process ${p#/proc/}: |" || :
-	done
+	# processes that name a file of the data directory
+	grep -lasF "$data/" /proc/[0-9]*/cmdline | sed 's/^/process /' || :
 	grep -E " $data/|viv-$instance" /proc/self/mountinfo || :
 	left /run/netns /sys/class/net /sys/fs/cgroup /sys/fs/cgroup/*/
 	# where nft is not installed there is nothing to ask with
