@@ -276,7 +276,9 @@ func prepare(s *wire.Setup) error {
 			note(fileError("make directory", dir, mkdirAll(p, 0o777)))
 		}
 	}
-	note(dropCaps(s.DropCaps))
+	if err := dropCaps(s.DropCaps); err != nil {
+		return err // Internal: whatever else went wrong, nothing may run with them
+	}
 	return first
 }
 
