@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	v1 "vivarium/api/vivarium/v1"
 	"vivarium/client"
 	"vivarium/sandbox"
@@ -460,5 +462,31 @@ func TestRecoveryWithoutDaemon(t *testing.T) {
 	}
 	if _, err := Recovery(t.Context(), RecoveryOptions{Viv: filepath.Join(dir, "none"), DataDir: dir, Listen: "127.0.0.1:1", N: 1}); err == nil {
 		t.Error("no program, and no error")
+	}
+}
+
+// What a peer leaves mounted is unmounted, nested as it may be.
+func TestUnmountBelow(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	outer := filepath.Join(dir, "a")
+	inner := filepath.Join(outer, "b")
+	for _, d := range []string{outer, inner} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("none", d, "tmpfs", 0, "size=64k"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unmountBelow(dir); err != nil {
+		t.Error(err)
+	}
+	b, err := os.ReadFile("/proc/self/mounts")
+	if err != nil || strings.Contains(string(b), dir) {
+		t.Errorf("still mounted below %s: %v", dir, err)
 	}
 }
