@@ -12,8 +12,10 @@ LDFLAGS    = $(GVLDFLAGS) -X vivarium/version.version=$(VERSION)
 # -buildvcs would put the commit into the sentry and the guest, too
 GOBUILD    = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false
 
-# the daemon and its tests need root; the compiler does not
-SUDO      := $(if $(filter 0,$(shell id -u)),,sudo -E)
+# the daemon and its tests need root; the compiler does not. sudo sets a PATH and
+# a home of its own.
+SUDO      := $(if $(filter 0,$(shell id -u)),,sudo env PATH="$(PATH):/usr/sbin:/sbin")
+ASROOT     = $(if $(SUDO),-exec 'sudo env PATH=$(PATH):$(dir $(GO)):/usr/sbin:/sbin HOME=$(HOME) CGO_ENABLED=0')
 
 .PHONY: build assets quickstart test vet lint bench proto install clean help
 build: bin/viv
@@ -42,7 +44,7 @@ PKG ?= ./...
 test:
 	@GO="$(GO)" sh quickstart/prepare.sh busybox-static ca-certificates curl git mmdebstrap
 	@$(MAKE) --no-print-directory build vet
-	CGO_ENABLED=0 $(GO) test -p 2 -timeout 20m $(if $(SUDO),-exec '$(SUDO)') $(PKG)
+	CGO_ENABLED=0 $(GO) test -p 2 -timeout 20m $(ASROOT) $(PKG)
 
 vet:
 	CGO_ENABLED=0 $(GO) vet ./...

@@ -59,8 +59,9 @@ room() { # directory, GiB
 	free=$(df -Pk "$1" | awk 'NR == 2 { print int($4 / 1048576) }')
 	[ "$free" -ge "$2" ] || die "room on the disk of $1" "$2 GiB are needed, $free are free"
 }
-room . 3
-room "${TMPDIR:-/tmp}" 3
+room . 1
+room "${HOME:-/}" 4 # Go keeps modules and what it has built there
+room /tmp 3         # images of the daemon that quickstart and tests start
 say "ok  disk"
 
 # --- packages

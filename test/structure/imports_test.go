@@ -4,12 +4,15 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -102,6 +105,7 @@ type listed struct {
 var packages = sync.OnceValues(func() ([]listed, error) {
 	cmd := exec.Command("go", "list", "-json=ImportPath,Name,Dir,Doc,Imports,Deps,GoFiles", "./...")
 	cmd.Dir = root()
+	asCaller(cmd)
 	out, err := cmd.Output()
 	if err != nil {
 		var ee *exec.ExitError
@@ -121,6 +125,16 @@ var packages = sync.OnceValues(func() ([]listed, error) {
 		list = append(list, p)
 	}
 })
+
+// asCaller gives a command to whoever called sudo, so that nothing in that
+// user's build cache becomes root's.
+func asCaller(cmd *exec.Cmd) {
+	uid, uerr := strconv.ParseUint(os.Getenv("SUDO_UID"), 10, 32)
+	gid, gerr := strconv.ParseUint(os.Getenv("SUDO_GID"), 10, 32)
+	if uerr == nil && gerr == nil && os.Geteuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
+	}
+}
 
 func root() string {
 	_, file, _, _ := runtime.Caller(0)
