@@ -5,12 +5,12 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"net/netip"
 	"time"
 
 	"github.com/oklog/ulid/v2"
 	"golang.org/x/sys/unix"
 
+	"vivarium/guest/wire"
 	"vivarium/image"
 	"vivarium/network"
 	"vivarium/sandbox"
@@ -234,13 +234,16 @@ func (b *box) start() error {
 	}
 	var m sandbox.Machine
 	if err := b.stage(sandbox.StageBoot, d.Boot, func(ctx context.Context) (err error) {
-		m, err = rt.Boot(ctx, sandbox.BootSpec{Resources: spec.Resources, Hostname: hostname(&b.rec)})
+		m, err = rt.Boot(ctx, sandbox.BootSpec{Resources: spec.Resources, Hostname: hostname(&b.rec), ImagePath: img.Path, Capabilities: spec.Capabilities})
 		if err != nil {
 			return err
 		}
 		b.mu.Lock()
 		b.machine = m
 		b.rec.MachineID, b.rec.Slot, b.rec.Address = m.ID(), m.Slot(), addrString(m.Address())
+		if w, ok := m.(sandbox.Warm); ok && w.WarmKey() != nil {
+			b.rec.GuestKey = w.WarmKey()
+		}
 		b.mu.Unlock()
 		return nil
 	}); err != nil {
@@ -259,17 +262,14 @@ func (b *box) start() error {
 	}); err != nil {
 		return err
 	}
-	var dns netip.Addr
-	if network.Mode(spec.Network.Mode) != network.None {
-		dns = e.opts.Network.DNS()
-	}
 	if err := b.stage(sandbox.StageGuest, d.Guest, func(ctx context.Context) error {
 		b.persist() // with the machine's id: from here on it can be found again
-		if err := m.Start(ctx, sandbox.StartSpec{
-			SandboxID: b.id, Hostname: hostname(&b.rec), ImagePath: img.Path, Resources: spec.Resources,
-			Capabilities: spec.Capabilities, GuestKey: b.rec.GuestKey, Nameserver: dns,
-		}); err != nil {
+		start := b.startSpec(img.Path)
+		if err := m.Start(ctx, start); err != nil {
 			return err
+		}
+		if w, ok := m.(sandbox.Warm); ok && w.WarmKey() != nil {
+			return b.setUp(ctx, w, start)
 		}
 		_, err := b.guest(ctx)
 		return err
@@ -277,6 +277,39 @@ func (b *box) start() error {
 		return err
 	}
 	return b.begun(mainCommand(spec, img.Config.Entrypoint, img.Config.Cmd))
+}
+
+// startSpec is what the box's machine is started with.
+func (b *box) startSpec(imagePath string) sandbox.StartSpec {
+	sb := b.record()
+	s := sandbox.StartSpec{
+		SandboxID: sb.ID, Hostname: hostname(&sb), ImagePath: imagePath, Resources: sb.Spec.Resources,
+		Capabilities: sb.Spec.Capabilities, GuestKey: sb.GuestKey,
+	}
+	if network.Mode(sb.Spec.Network.Mode) != network.None {
+		s.Nameserver = b.e.opts.Network.DNS()
+	}
+	return s
+}
+
+// setUp tells a guest that was started ahead which sandbox it is in.
+func (b *box) setUp(ctx context.Context, w sandbox.Warm, start sandbox.StartSpec) error {
+	g, err := w.WarmSetup(start)
+	if err != nil {
+		return err
+	}
+	c, err := b.guest(ctx)
+	if err != nil {
+		return err
+	}
+	err = c.Prepare(ctx, wire.Setup{Hostname: g.Hostname, Hosts: g.Hosts, ResolvConf: g.ResolvConf, Unmount: g.Unmount, DropCaps: g.DropCaps})
+	switch sandbox.KindOf(err) {
+	case "", sandbox.Internal, sandbox.Unavailable, sandbox.Timeout, sandbox.Gone:
+		return err
+	}
+	// a file that this image cannot have is not worth the sandbox
+	b.e.log.Debug("set up guest", "sandbox", b.id, "err", err)
+	return nil
 }
 
 // begun starts the main command and waits until the probe passes.

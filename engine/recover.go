@@ -393,6 +393,10 @@ func (b *box) reattach() {
 		fail(err)
 		return
 	}
+	if err := b.setUpAgain(ctx); err != nil {
+		fail(err)
+		return
+	}
 	b.mu.Lock()
 	stage, spec := b.rec.Stage, b.rec.Spec
 	_, hasMain := b.execs[sandbox.MainExec]
@@ -407,6 +411,19 @@ func (b *box) reattach() {
 	if err := b.finishCreation(); err != nil && b.e.ctx.Err() == nil {
 		b.end(ending{reason: sandbox.ReasonFailed, err: err})
 	}
+}
+
+// setUpAgain tells the guest of a box that was still being made which sandbox it
+// is in: whether it was told before the daemon died is not known.
+func (b *box) setUpAgain(ctx context.Context) error {
+	b.mu.Lock()
+	stage := b.rec.Stage
+	w, ok := b.machine.(sandbox.Warm)
+	b.mu.Unlock()
+	if stage != sandbox.StageGuest || !ok {
+		return nil
+	}
+	return b.setUp(ctx, w, b.startSpec(""))
 }
 
 // finishCreation brings a box whose main command runs to stage running.

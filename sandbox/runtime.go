@@ -47,10 +47,35 @@ const (
 	FeatureHotResize  = "hot_resize"
 )
 
-// BootSpec is what a machine needs to boot.
+// BootSpec is what a machine needs to boot. What it will be started with is a
+// hint: a runtime may have a machine ready in which the guest already runs on
+// that image; see Warm.
 type BootSpec struct {
-	Resources Resources
-	Hostname  string
+	Resources    Resources
+	Hostname     string
+	ImagePath    string
+	Capabilities Capabilities
+}
+
+// Warm is a machine in which the guest was started on an image before the
+// sandbox was known. Nothing but the guest has run in it.
+type Warm interface {
+	Machine
+	// WarmKey is the key of the guest that runs; nil if none does. It is then to
+	// be the GuestKey of Start, which starts nothing more.
+	WarmKey() []byte
+	// WarmSetup is what the guest has to be told once it is connected to: what a
+	// guest that Start starts is told from the beginning.
+	WarmSetup(spec StartSpec) (GuestSetup, error)
+}
+
+// GuestSetup is what a guest does before the first command.
+type GuestSetup struct {
+	Hostname   string
+	Hosts      string   // contents of /etc/hosts
+	ResolvConf string   // contents of /etc/resolv.conf
+	Unmount    []string // mount points that the image shall not have
+	DropCaps   []int    // capabilities(7), by number, to give up for good
 }
 
 // StartSpec is what a booted machine needs to run the guest on an image.

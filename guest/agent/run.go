@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"vivarium/guest/wire"
+	"vivarium/sandbox"
 )
 
 // Main runs the guest until its listener fails: it returns only with an error.
@@ -53,7 +54,9 @@ func Main() error {
 	debug.SetGCPercent(50)
 	debug.SetMemoryLimit(96 << 20)
 	unix.Umask(0o022)
-	if err := setUp(setup); err != nil {
+	if err := setUp(setup); sandbox.KindOf(err) == sandbox.Internal {
+		return err
+	} else if err != nil {
 		// Not worth a sandbox: some images cannot have these files.
 		os.Stderr.WriteString("viv-guest: " + err.Error() + "\n")
 	}

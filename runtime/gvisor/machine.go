@@ -1,6 +1,7 @@
 package gvisor
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -36,12 +37,37 @@ type machine struct {
 	done  chan struct{}
 	pidfd *os.File
 
+	warm *warmth // nil unless its guest was started ahead; set before it is handed out
+
 	mu      sync.Mutex
-	started bool // the sub-container; guarded by mu
+	started bool // for a sandbox; guarded by mu
 	removed bool // guarded by mu
 }
 
-var _ sandbox.Machine = (*machine)(nil)
+var _ sandbox.Warm = (*machine)(nil)
+
+// warmth is what the guest of a warm machine was started with.
+type warmth struct {
+	image string
+	res   sandbox.Resources
+	key   []byte
+}
+
+// suits says whether what runs is what spec would start.
+func (w *warmth) suits(image string, res sandbox.Resources, caps sandbox.Capabilities) bool {
+	return w.image == image && w.res.Disk == res.Disk && w.res.Pids == res.Pids && len(caps.Add)+len(caps.Drop) == 0
+}
+
+// WarmKey implements sandbox.Warm.
+func (m *machine) WarmKey() []byte {
+	if m.warm == nil {
+		return nil
+	}
+	return m.warm.key
+}
+
+// WarmSetup implements sandbox.Warm.
+func (m *machine) WarmSetup(s sandbox.StartSpec) (sandbox.GuestSetup, error) { return setup(m.slot, s) }
 
 func (m *machine) ID() string { return m.id }
 
@@ -116,13 +142,24 @@ func (m *machine) Start(ctx context.Context, s sandbox.StartSpec) error {
 	}
 	m.started = true
 	m.mu.Unlock()
-	r := m.r
-	spec, err := r.mainSpec(m.id, m.slot, s)
-	if err != nil {
-		return err
-	}
 	// a pooled machine was booted with the size of its class
 	if err := m.group.Update(limits(s.Resources)); err != nil {
+		return err
+	}
+	if w := m.warm; w != nil {
+		if !w.suits(s.ImagePath, s.Resources, s.Capabilities) || !bytes.Equal(w.key, s.GuestKey) {
+			return sandbox.Conflict.Errorf("machine %s was started for something else", m.id)
+		}
+		return m.r.opts.Fail("start.done")
+	}
+	return m.start(ctx, s, false)
+}
+
+// start runs the guest on an image.
+func (m *machine) start(ctx context.Context, s sandbox.StartSpec, warm bool) error {
+	r := m.r
+	spec, err := r.mainSpec(m.id, m.slot, s, warm)
+	if err != nil {
 		return err
 	}
 	if err := r.opts.Fail("start.files"); err != nil {

@@ -2,17 +2,22 @@ package gvisor
 
 import (
 	"context"
+	"crypto/rand"
+	"os"
 	"runtime"
 	"sync"
 	"time"
 
+	"vivarium/guest/wire"
 	"vivarium/sandbox"
 )
 
 // bootTimeout bounds the boot of one pooled machine.
 const bootTimeout = 30 * time.Second
 
-// pool keeps machines that have booted and have no image yet.
+// pool keeps machines that have booted. Most have no image yet and can become
+// any sandbox of their size; where the same image is asked for again and again,
+// up to half of them are warm: the guest runs on that image already.
 type pool struct {
 	r      *Runtime
 	size   int
@@ -25,6 +30,8 @@ type pool struct {
 	mu    sync.Mutex
 	free  []*machine // oldest first; guarded by mu
 	taken time.Time  // when the last was taken; guarded by mu
+	last  string     // image that was asked for last; guarded by mu
+	hot   string     // image that warm machines are made for, "" for none; guarded by mu
 }
 
 func newPool(r *Runtime, size int, class sandbox.Resources) *pool {
@@ -51,30 +58,85 @@ func cpus(res sandbox.Resources) int64 {
 	return n
 }
 
-// take gives a machine that is alive, or nil.
-func (p *pool) take(res sandbox.Resources) *machine {
-	if p.size == 0 || !p.fits(res) {
+// take gives a machine that is alive, or nil: a warm one if there is one for
+// this sandbox, else one without an image.
+func (p *pool) take(spec sandbox.BootSpec) *machine {
+	if p.size == 0 || !p.fits(spec.Resources) {
 		return nil
 	}
 	defer p.poke()
 	for {
-		p.mu.Lock()
-		if len(p.free) == 0 {
-			p.mu.Unlock()
+		m := p.pick(spec)
+		if m == nil {
 			return nil
 		}
-		m := p.free[0]
-		p.free = p.free[1:]
-		p.taken = time.Now()
-		p.mu.Unlock()
-		select {
-		case <-m.done: // it died while it waited; the filler removes it
+		if m.dead() { // while it waited
 			p.discard(m)
 			continue
-		default:
 		}
 		return m
 	}
+}
+
+func (p *pool) pick(spec sandbox.BootSpec) *machine {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.taken = time.Now()
+	if spec.ImagePath == p.last {
+		p.hot = p.last // twice in a row
+	}
+	p.last = spec.ImagePath
+	best := -1
+	for i, m := range p.free {
+		if m.warm == nil {
+			if best < 0 {
+				best = i
+			}
+		} else if m.warm.suits(spec.ImagePath, spec.Resources, spec.Capabilities) {
+			best = i
+			break
+		}
+	}
+	if best < 0 {
+		return nil
+	}
+	m := p.free[best]
+	p.free = append(p.free[:best:best], p.free[best+1:]...)
+	return m
+}
+
+// heat makes one machine warm if there are too few for the hot image. It says
+// whether it did something.
+func (p *pool) heat() (bool, error) {
+	p.mu.Lock()
+	warm, plain := 0, -1
+	for i, m := range p.free {
+		if m.warm != nil && m.warm.image == p.hot {
+			warm++
+		} else if m.warm == nil && plain < 0 {
+			plain = i
+		}
+	}
+	if p.hot == "" || warm >= p.size/2 || plain < 0 {
+		p.mu.Unlock()
+		return false, nil
+	}
+	m := p.free[plain]
+	p.free = append(p.free[:plain:plain], p.free[plain+1:]...)
+	w := &warmth{image: p.hot, res: p.class, key: make([]byte, wire.KeySize)}
+	p.mu.Unlock()
+	rand.Read(w.key) // never fails: see its documentation
+	ctx, cancel := context.WithTimeout(p.ctx, bootTimeout)
+	defer cancel()
+	if err := m.start(ctx, sandbox.StartSpec{ImagePath: w.image, Resources: w.res, GuestKey: w.key}, true); err != nil {
+		p.discard(m)
+		return true, err
+	}
+	m.warm = w
+	p.mu.Lock()
+	p.free = append(p.free, m)
+	p.mu.Unlock()
+	return true, nil
 }
 
 func (p *pool) ready() int {
@@ -104,6 +166,19 @@ func (p *pool) fill() {
 	for p.ctx.Err() == nil {
 		p.sweep()
 		if p.ready() >= p.size {
+			if p.courtesy() <= 0 {
+				did, err := p.heat()
+				if err != nil && p.ctx.Err() == nil {
+					p.r.log.Warn("start guest ahead", "err", err)
+					p.cool()
+				}
+				if did {
+					continue
+				}
+			} else {
+				p.pause(quietTime)
+				continue
+			}
 			select {
 			case <-p.ctx.Done():
 			case <-p.wake:
@@ -112,23 +187,17 @@ func (p *pool) fill() {
 			continue
 		}
 		if wait := p.courtesy(); wait > 0 {
-			select {
-			case <-p.ctx.Done():
-			case <-time.After(wait):
-			}
+			p.pause(wait)
 			continue
 		}
 		ctx, cancel := context.WithTimeout(p.ctx, bootTimeout)
-		m, err := p.r.boot(ctx, p.class, true)
+		m, err := p.r.boot(ctx, p.class, !p.low())
 		cancel()
 		if err != nil {
 			if p.ctx.Err() == nil {
 				p.r.log.Warn("refill pool", "err", err, "retry_in", backoff)
 			}
-			select {
-			case <-p.ctx.Done():
-			case <-time.After(backoff):
-			}
+			p.pause(backoff)
 			backoff = min(2*backoff, 30*time.Second)
 			continue
 		}
@@ -139,39 +208,77 @@ func (p *pool) fill() {
 	}
 }
 
+func (p *pool) pause(d time.Duration) {
+	select {
+	case <-p.ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// cool stops making warm machines until an image is asked for again.
+func (p *pool) cool() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hot, p.last = "", ""
+}
+
+// low says that takers may soon have to wait: a boot is then not to be put off,
+// nor to have little of the CPU.
+func (p *pool) low() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.free) <= p.size/4
+}
+
 // quietTime is how long the pool waits after a take before it boots the next
 // machine: whoever took one wants the CPU for what he took it for.
 const quietTime = 80 * time.Millisecond
 
 // courtesy is how long to wait yet; 0 when the pool runs low.
 func (p *pool) courtesy() time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.free) <= p.size/4 {
+	if p.low() {
 		return 0
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	return quietTime - time.Since(p.taken)
 }
 
-// sweep removes waiting machines that have died.
+// sweep removes waiting machines that have died, and warm ones that nobody is
+// likely to want: of an image that is not the hot one any more, or is gone.
 func (p *pool) sweep() {
 	p.mu.Lock()
-	var dead []*machine
-	alive := p.free[:0:0]
+	var out []*machine
+	keep := p.free[:0:0]
 	for _, m := range p.free {
-		select {
-		case <-m.done:
-			dead = append(dead, m)
-		default:
-			alive = append(alive, m)
+		if m.dead() || m.warm != nil && (m.warm.image != p.hot || !exists(m.warm.image)) {
+			out = append(out, m)
+		} else {
+			keep = append(keep, m)
 		}
 	}
-	p.free = alive
+	p.free = keep
 	p.mu.Unlock()
-	for _, m := range dead {
-		p.r.log.Warn("pooled machine died", "machine", m.id)
+	for _, m := range out {
+		if m.dead() {
+			p.r.log.Warn("pooled machine died", "machine", m.id)
+		}
 		p.discard(m)
 	}
+}
+
+func (m *machine) dead() bool {
+	select {
+	case <-m.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 func (p *pool) discard(m *machine) {

@@ -164,7 +164,7 @@ func (r *Runtime) Ready() int { return r.pool.ready() }
 
 // Boot implements sandbox.Runtime.
 func (r *Runtime) Boot(ctx context.Context, spec sandbox.BootSpec) (sandbox.Machine, error) {
-	if m := r.pool.take(spec.Resources); m != nil {
+	if m := r.pool.take(spec); m != nil {
 		return m, nil
 	}
 	m, err := r.boot(ctx, spec.Resources, false)

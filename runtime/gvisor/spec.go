@@ -21,9 +21,10 @@ var dockerCapabilities = []string{
 	"CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
 
-// guestCapability is what the guest needs while it sets up (sethostname,
-// umount) and gives up before it runs anything, unless the sandbox has it.
-const guestCapability = "CAP_SYS_ADMIN"
+// guestCapabilities are what the guest needs while it sets up (sethostname,
+// umount), and to give them up before it runs anything, unless the sandbox has
+// them: taking one out of the bounding set needs CAP_SETPCAP.
+var guestCapabilities = []string{"CAP_SYS_ADMIN", "CAP_SETPCAP"}
 
 // Capabilities are the ones that commands of a sandbox have, by name.
 func Capabilities(c sandbox.Capabilities) ([]string, error) {
@@ -113,13 +114,13 @@ func hosts(name string, slot sandbox.Slot) string {
 	return h
 }
 
-// mainSpec is the sub-container that runs the guest on the sandbox's image.
-func (r *Runtime) mainSpec(machine string, slot sandbox.Slot, s sandbox.StartSpec) (*specs.Spec, error) {
+// setup is what the guest of a sandbox does before the first command.
+func setup(slot sandbox.Slot, s sandbox.StartSpec) (sandbox.GuestSetup, error) {
 	caps, err := Capabilities(s.Capabilities)
 	if err != nil {
-		return nil, err
+		return sandbox.GuestSetup{}, err
 	}
-	set := wire.Setup{
+	set := sandbox.GuestSetup{
 		Hostname: s.Hostname,
 		Hosts:    hosts(s.Hostname, slot),
 		// gVisor mounts a tmpfs on an empty /tmp: without it /tmp is on disk, as
@@ -129,10 +130,33 @@ func (r *Runtime) mainSpec(machine string, slot sandbox.Slot, s sandbox.StartSpe
 	if s.Nameserver.IsValid() {
 		set.ResolvConf = "nameserver " + s.Nameserver.String() + "\n"
 	}
-	guestCaps := caps
-	if !slices.Contains(caps, guestCapability) {
-		guestCaps = append(slices.Clone(caps), guestCapability)
-		set.DropCaps = []int{capabilityNumbers[guestCapability]}
+	for _, c := range guestCapabilities {
+		if !slices.Contains(caps, c) {
+			set.DropCaps = append(set.DropCaps, capabilityNumbers[c])
+		}
+	}
+	return set, nil
+}
+
+// mainSpec is the sub-container that runs the guest on the sandbox's image. A
+// guest that is started before its sandbox is known (warm) gets no setup yet.
+func (r *Runtime) mainSpec(machine string, slot sandbox.Slot, s sandbox.StartSpec, warm bool) (*specs.Spec, error) {
+	guestCaps, err := Capabilities(s.Capabilities)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range guestCapabilities {
+		if !slices.Contains(guestCaps, c) {
+			guestCaps = append(guestCaps, c)
+		}
+	}
+	var set wire.Setup
+	if !warm {
+		g, err := setup(slot, s)
+		if err != nil {
+			return nil, err
+		}
+		set = wire.Setup{Hostname: g.Hostname, Hosts: g.Hosts, ResolvConf: g.ResolvConf, Unmount: g.Unmount, DropCaps: g.DropCaps}
 	}
 	shm := max(64<<20, s.Resources.MemoryLimit/2)
 	return &specs.Spec{
