@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -52,6 +53,10 @@ type hierarchy interface {
 	procs(path string) ([]int, error)
 	stats(path string) (Stats, error)
 	remove(path string) error
+	// oom gives a file that can be read once for each time that the group ran
+	// out of memory, and when it is removed; nil where the kernel then ends
+	// everything in the group by itself.
+	oom(path string) (*os.File, error)
 	// spawn runs fn, which starts a process and returns its pid, so that the
 	// process is in the group when spawn returns. dir is the group's directory
 	// for CLONE_INTO_CGROUP, nil where the hierarchy has no such thing.
@@ -197,6 +202,37 @@ func (g *Group) Update(l Limits) error {
 // it is moved there, with its descendants, after fn. On error the process may be
 // running outside: the caller kills it.
 func (g *Group) Spawn(fn func(dir *os.File) (pid int, err error)) error { return g.h.spawn(g.path, fn) }
+
+// WatchOOM calls fn once when a process of the group was killed because the
+// group ran out of memory; the kernel kills one, and leaves the others to
+// themselves. With cgroup v2 it ends all of them, and fn is not called. The
+// watch ends with the returned file, which may be nil, or with the group.
+func (g *Group) WatchOOM(fn func()) (io.Closer, error) {
+	f, err := g.h.oom(g.path)
+	if err != nil {
+		return nil, kinded("watch cgroup "+g.path, err)
+	}
+	if f == nil {
+		return nil, nil
+	}
+	go func() {
+		var b [8]byte // eventfd(2)
+		for {
+			if _, err := f.Read(b[:]); err != nil {
+				return // closed
+			}
+			s, err := g.h.stats(g.path)
+			if err != nil {
+				return // removed
+			}
+			if s.OOMKills > 0 {
+				fn()
+				return
+			}
+		}
+	}()
+	return f, nil
+}
 
 // Stats of the group.
 func (g *Group) Stats() (Stats, error) {

@@ -112,6 +112,21 @@ func TestOOMIsCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	told := make(chan struct{})
+	w, err := g.WatchOOM(func() { close(told) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w != nil {
+		defer w.Close()
+		defer func() {
+			select {
+			case <-told:
+			case <-time.After(10 * time.Second):
+				t.Error("nobody was told")
+			}
+		}()
+	}
 	cmd := start(t, g, "sh", "-c", "sleep 0.2; exec dd if=/dev/zero of=/dev/null bs=64M count=1")
 	if err := cmd.Wait(); err == nil {
 		t.Error("64 MiB fitted into 16 MiB")

@@ -238,6 +238,26 @@ func (h *v1) remove(path string) error {
 	return first
 }
 
+// oom registers an eventfd for memory.oom_control (cgroup-v1/memory.rst, 10).
+func (h *v1) oom(path string) (*os.File, error) {
+	dir := h.by["memory"] + path
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "oom")
+	ctl, err := os.Open(filepath.Join(dir, "memory.oom_control"))
+	if err == nil {
+		err = writeFile(dir, "cgroup.event_control", fmt.Sprintf("%d %d", fd, ctl.Fd()))
+		ctl.Close()
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
 // spawn moves what fn started into the group. v1 has no way to be born in
 // another group but for a thread to enter it first, and gVisor forks on a thread
 // of its own choice. So the memory that a process takes before the move stays

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
+
 	"vivarium/assets"
 	"vivarium/cgroup"
 	"vivarium/config"
@@ -58,7 +60,8 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 	closers = append(closers, st.Close)
 	images, err := image.Open(ctx, image.Options{
 		Dir: filepath.Join(cfg.DataDir, "images"), DiskBudget: int64(cfg.Images.DiskBudget), Mirrors: cfg.Images.Mirrors, Insecure: cfg.Images.Insecure,
-		Limits: image.Limits{LayerBytes: int64(cfg.Images.MaxLayerBytes), Entries: cfg.Images.MaxEntries},
+		Credentials: credentials,
+		Limits:      image.Limits{LayerBytes: int64(cfg.Images.MaxLayerBytes), Entries: cfg.Images.MaxEntries},
 	})
 	if err != nil {
 		return nil, err
@@ -172,6 +175,16 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		},
 		close: func(context.Context) error { return closeAll() },
 	}, nil
+}
+
+// credentials are those that a tenant's pulls have by themselves: the first
+// tenant's is the host's own operator, with Docker's keychain; others bring
+// theirs with each pull, and never use root's.
+func credentials(tenant string) authn.Keychain {
+	if tenant == DefaultTenant {
+		return authn.DefaultKeychain
+	}
+	return authn.NewMultiKeychain()
 }
 
 // least is the lower of the two, where 0 is no limit.

@@ -269,10 +269,11 @@ func (b *box) start() error {
 			return err
 		}
 		if w, ok := m.(sandbox.Warm); ok && w.WarmKey() != nil {
-			return b.setUp(ctx, w, start)
+			if err := b.setUp(ctx, w, start); err != nil {
+				return err
+			}
 		}
-		_, err := b.guest(ctx)
-		return err
+		return b.setXattrs(ctx, img)
 	}); err != nil {
 		return err
 	}
@@ -309,6 +310,30 @@ func (b *box) setUp(ctx context.Context, w sandbox.Warm, start sandbox.StartSpec
 	}
 	// a file that this image cannot have is not worth the sandbox
 	b.e.log.Debug("set up guest", "sandbox", b.id, "err", err)
+	return nil
+}
+
+// setXattrs gives the files of an image their extended attributes, such as file
+// capabilities, which the image's file cannot hold (see image/erofsimg).
+func (b *box) setXattrs(ctx context.Context, img *image.Image) error {
+	c, err := b.guest(ctx)
+	if err != nil || img.Xattrs == "" {
+		return err
+	}
+	var l []wire.Xattr
+	if err := image.ReadXattrs(img, func(path, name string, value []byte) error {
+		l = append(l, wire.Xattr{Path: path, Name: name, Value: string(value)})
+		return nil
+	}); err != nil {
+		return err
+	}
+	if err := c.SetXattrs(ctx, l); err != nil {
+		if k := sandbox.KindOf(err); k == sandbox.Unavailable || k == sandbox.Timeout || k == sandbox.Gone {
+			return err
+		}
+		// one that the kernel inside does not have is not worth the sandbox
+		b.e.log.Info("set attributes of image files", "sandbox", b.id, "err", err)
+	}
 	return nil
 }
 

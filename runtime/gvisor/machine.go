@@ -107,7 +107,22 @@ func (m *machine) watch() error {
 	if err != nil {
 		return sandbox.Internal.Errorf("watch sentry: %w", err)
 	}
+	oom, err := m.group.WatchOOM(func() {
+		m.r.log.Info("machine ran out of memory", "machine", m.id)
+		ctx, cancel := context.WithTimeout(context.Background(), killTimeout)
+		defer cancel()
+		if err := m.Kill(ctx); err != nil {
+			m.r.log.Error("kill machine", "machine", m.id, "err", err)
+		}
+	})
+	if err != nil {
+		m.pidfd.Close()
+		return err
+	}
 	go func() {
+		if oom != nil {
+			defer oom.Close()
+		}
 		// pidfd_open(2): readable once the process has terminated
 		if err := raw.Read(func(fd uintptr) bool {
 			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
