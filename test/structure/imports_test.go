@@ -44,7 +44,7 @@ var rules = []rule{
 	{"guest/agent", []string{"sandbox", "guest/wire"}, "runs inside every sandbox: what it imports costs memory there"},
 	{"runtime/gvisor", []string{"sandbox", "cgroup", "guest/wire", "runtime/gvisor/..."},
 		"a runtime starts machines for whoever asks; it knows neither the engine nor a front door"},
-	{"runtime/gvisor/...", []string{"sandbox"}, "parts that speak to a sentry, or go into its binary"},
+	{"runtime/gvisor/...", []string{"sandbox", "cgroup", "runtime/gvisor/..."}, "parts that start a sentry or speak to it, and go into its binary"},
 	{"runtime/runtimetest", []string{"sandbox", "guest", "guest/wire", "image/erofsimg"},
 		"the contract of every runtime: a runtime's tests import it, it imports no runtime"},
 	{"engine", []string{"sandbox", "guest", "guest/wire", "image", "network", "spool", "store"},
@@ -84,6 +84,8 @@ var never = []struct {
 	{"runtime/...", "engine", true, "a runtime decides nothing"},
 	{"engine", "server", false, "front doors are above the engine"},
 	{"engine", "runtime/...", true, "the engine knows runtimes as an interface"},
+	{"runtime/gvisor/spawn", "runtime/gvisor", true, "it goes into the sentry's binary, and the runtime does not"},
+	{"runtime/gvisor/forward", "runtime/gvisor", true, "as above"},
 	{"client", "engine", true, "a client is a client"},
 	{"client", "server/...", true, "a client is a client"},
 	{"...", "cmd/...", true, "a main is nobody's library"},
@@ -297,7 +299,6 @@ var lean = map[string]map[string]string{
 		"vivarium/engine":                        "the host's",
 		"vivarium/server":                        "the host's",
 		"vivarium/image":                         "the host's",
-		"vivarium/cgroup":                        "the daemon's",
 	},
 }
 
