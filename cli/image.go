@@ -35,7 +35,6 @@ func (a *app) imageBaseCmd() *cobra.Command {
 	fs.StringVar(&req.Suite, "suite", "", "release, such as bookworm")
 	fs.StringSliceVar(&req.Packages, "package", nil, "more packages; may be repeated")
 	fs.BoolVar(&req.BuildTools, "build-tools", false, "also compilers and make")
-	fs.StringVar(&req.Mirror, "mirror", "", "where the packages come from; default is the host's own mirror")
 	fs.BoolVarP(&quiet, "quiet", "q", false, "print only the id")
 	fs.BoolVar(&asJSON, "json", false, "print the image as JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -33,9 +33,9 @@ var _ Images = (*image.Store)(nil)
 
 // BaseRequest says what a base image shall hold; empty fields take defaults.
 type BaseRequest struct {
-	Tag, Suite, Mirror string
-	Packages           []string
-	BuildTools         bool
+	Tag, Suite string
+	Packages   []string
+	BuildTools bool
 }
 
 // BuildBase makes a base image from the distribution's packages for a tenant.
@@ -328,14 +328,10 @@ func (i *images) BuildBase(ctx context.Context, req *connect.Request[v1.BuildBas
 			return sandbox.Invalid.Errorf("%q is not the name of a package", clip(p))
 		}
 	}
-	if len(m.Mirror) > 1024 || !printable(m.Mirror) || strings.ContainsAny(m.Mirror, " \t") ||
-		(m.Mirror != "" && !strings.HasPrefix(m.Mirror, "http://") && !strings.HasPrefix(m.Mirror, "https://")) {
-		return sandbox.Invalid.Errorf("mirror %q is not an http or https URL", clip(m.Mirror))
-	}
 	tenant := server.Tenant(ctx)
 	return withProgress(ctx, stream, func(ctx context.Context, progress func(image.Progress)) (*image.Image, error) {
 		return i.base(ctx, tenant, BaseRequest{
-			Tag: m.Tag, Suite: m.Suite, Mirror: m.Mirror, Packages: m.Packages, BuildTools: m.BuildTools,
+			Tag: m.Tag, Suite: m.Suite, Packages: m.Packages, BuildTools: m.BuildTools,
 		}, progress)
 	})
 }

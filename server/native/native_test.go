@@ -402,7 +402,6 @@ func TestInvalid(t *testing.T) {
 			_, err := c.BuildBase(ctx, &v1.BuildBaseRequest{Packages: []string{"--include=x"}}, nil)
 			return err
 		},
-		"mirror":     func() error { _, err := c.BuildBase(ctx, &v1.BuildBaseRequest{Mirror: "file:///etc"}, nil); return err },
 		"big offset": func() error { _, err := c.WriteStdin(ctx, "box", "x", -1, nil, false); return err },
 	} {
 		if err := call(); !errors.Is(err, sandbox.Invalid) {

@@ -5725,7 +5725,6 @@ type BuildBaseRequest struct {
 	Suite         string                 `protobuf:"bytes,2,opt,name=suite,proto3" json:"suite,omitempty"`                              // default: the host's own, or the configured one
 	Packages      []string               `protobuf:"bytes,3,rep,name=packages,proto3" json:"packages,omitempty"`                        // besides the base set
 	BuildTools    bool                   `protobuf:"varint,4,opt,name=build_tools,json=buildTools,proto3" json:"build_tools,omitempty"` // compilers and make
-	Mirror        string                 `protobuf:"bytes,5,opt,name=mirror,proto3" json:"mirror,omitempty"`                            // default: from the host's own apt sources
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5786,13 +5785,6 @@ func (x *BuildBaseRequest) GetBuildTools() bool {
 		return x.BuildTools
 	}
 	return false
-}
-
-func (x *BuildBaseRequest) GetMirror() string {
-	if x != nil {
-		return x.Mirror
-	}
-	return ""
 }
 
 type InfoRequest struct {
@@ -6821,14 +6813,13 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\x03all\x18\x01 \x01(\bR\x03all\"E\n" +
 	"\x13PruneImagesResponse\x12\x14\n" +
 	"\x05freed\x18\x01 \x01(\x03R\x05freed\x12\x18\n" +
-	"\aremoved\x18\x02 \x01(\x05R\aremoved\"\x8f\x01\n" +
+	"\aremoved\x18\x02 \x01(\x05R\aremoved\"}\n" +
 	"\x10BuildBaseRequest\x12\x10\n" +
 	"\x03tag\x18\x01 \x01(\tR\x03tag\x12\x14\n" +
 	"\x05suite\x18\x02 \x01(\tR\x05suite\x12\x1a\n" +
 	"\bpackages\x18\x03 \x03(\tR\bpackages\x12\x1f\n" +
 	"\vbuild_tools\x18\x04 \x01(\bR\n" +
-	"buildTools\x12\x16\n" +
-	"\x06mirror\x18\x05 \x01(\tR\x06mirror\"\r\n" +
+	"buildToolsJ\x04\b\x05\x10\x06\"\r\n" +
 	"\vInfoRequest\"\xa6\x02\n" +
 	"\fInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12%\n" +
