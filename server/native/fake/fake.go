@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -42,9 +43,28 @@ type box struct {
 	order []string
 }
 
+// tempDir is t.TempDir for calls that may outlive the server by a moment: what
+// they were writing is removed all the same.
+func tempDir(t testing.TB) string {
+	dir, err := os.MkdirTemp("", "fake")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for range 100 {
+			if err = os.RemoveAll(dir); err == nil {
+				return
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		t.Error(err)
+	})
+	return dir
+}
+
 // New returns an engine whose sandboxes end with the test.
 func New(t testing.TB) *Engine {
-	e := &Engine{dir: t.TempDir(), boxes: map[string]*box{}, keys: map[string]string{}}
+	e := &Engine{dir: tempDir(t), boxes: map[string]*box{}, keys: map[string]string{}}
 	e.cond = sync.NewCond(&e.mu)
 	t.Cleanup(func() {
 		e.mu.Lock()
