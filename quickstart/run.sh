@@ -253,11 +253,11 @@ refused "a neighbour sandbox" "$neighbour:8000/"
 if [ -n "$keep" ]; then
 	trap - EXIT INT TERM HUP
 	echo
-	echo "The daemon (process $pid) and two sandboxes go on running:"
+	echo "The daemon (process $pid) and two sandboxes go on running. As root:"
 	echo "  export VIV_DATA_DIR=$data VIV_SERVER=$VIV_SERVER"
 	echo "  $viv exec -it quickstart -- bash"
 	echo "To end it all:"
-	echo "  $viv rm -f quickstart quickstart-neighbour; kill $pid; rm -r $data"
+	echo "  $viv rm -f quickstart quickstart-neighbour; kill $pid; tail --pid=$pid -f /dev/null; rm -r $data"
 	exit 0
 fi
 
