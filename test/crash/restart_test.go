@@ -456,14 +456,17 @@ func TestBackup(t *testing.T) {
 	removeAll(t, d)
 }
 
-// slow gives what it has a little at a time, and never ends.
-type slow struct{ r io.Reader }
+// slow gives what it has a little at a time, and does not end before ctx does.
+type slow struct {
+	ctx context.Context
+	r   io.Reader
+}
 
 func (s slow) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p[:min(len(p), 64<<10)])
 	if err == io.EOF {
-		time.Sleep(10 * time.Millisecond)
-		return 0, nil
+		<-s.ctx.Done()
+		return 0, s.ctx.Err()
 	}
 	return n, err
 }
@@ -479,7 +482,7 @@ func TestImageLoad(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() {
-			_, err := d.Client.LoadImage(ctx, &v1.LoadImageRequest{Tag: "half:1", Format: "rootfs"}, slow{bytes.NewReader(fixture.Busybox(t))})
+			_, err := d.Client.LoadImage(ctx, &v1.LoadImageRequest{Tag: "half:1", Format: "rootfs"}, slow{ctx, bytes.NewReader(fixture.Busybox(t))})
 			done <- err
 		}()
 		for end := time.Now().Add(patience); len(names(t, filepath.Join(d.Dir, "images", "tmp"))) == 0 && time.Now().Before(end); {
@@ -505,7 +508,7 @@ func TestPool(t *testing.T) {
 	t.Parallel()
 	d := fixture.Start(t, strings.Replace(node, "size: 0", "size: 2", 1))
 	sb := create(t, d, none())
-	for _, step := range []string{"boot.dir", "boot.cgroup", "boot.slot", "boot.sentry", "boot.state", "boot.root"} {
+	for _, step := range []string{"boot.dir", "boot.cgroup", "boot.slot", "boot.sentry", "boot.state"} {
 		d.Stop()
 		_ = d.TryRun("VIV_FAILPOINT=" + step) // may die before it answers
 		dies(t, d, step)

@@ -27,7 +27,7 @@ const (
 var steps = map[phase][]string{
 	inCreate: {
 		"create.record", "create.image", "create.boot",
-		"boot.dir", "boot.cgroup", "boot.slot", "boot.sentry", "boot.state", "boot.root",
+		"boot.dir", "boot.cgroup", "boot.slot", "boot.sentry", "boot.state",
 		"create.network", "create.guest",
 		"start.files", "start.container", "start.done",
 		"create.main",
