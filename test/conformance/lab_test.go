@@ -442,3 +442,5 @@ func fields(s string) map[string]string {
 	}
 	return m
 }
+
+var waitRunning = client.CreateOptions{Wait: true}

@@ -38,7 +38,6 @@ var verbs = map[string]func(args []string){
 	"atomic":   atomicReads,
 	"devices":  devices,
 	"userns":   userns,
-	"signals":  signals,
 	"truncate": truncate,
 }
 
@@ -448,16 +447,6 @@ func devices([]string) {
 		}
 	}
 	fmt.Println("done")
-}
-
-// signals prints how this process was given its signals.
-func signals([]string) {
-	b, _ := os.ReadFile("/proc/self/status")
-	for line := range strings.Lines(string(b)) {
-		if strings.HasPrefix(line, "Sig") {
-			fmt.Print(line)
-		}
-	}
 }
 
 // truncate makes a file longer and shorter for as long as it is let.
