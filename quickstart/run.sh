@@ -117,7 +117,7 @@ special() { # is the IPv4 address in a special-purpose range (network/special.go
 mirrors() { # HOST PORT of the HTTP repositories in apt's sources
 	cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources 2>/dev/null |
 		grep -E '^[[:space:]]*(deb|deb-src|URIs:)[[:space:]]' | grep -oE 'https?://[^/ ]+' | sort -u |
-		sed -E 's#^https?://([^@/]*@)?##; s#:# #' | awk '{ print $1, ($2 ? $2 : "80, 443") }'
+		sed -E 's#^https?://([^@/]*@)?##; s#:# #' | awk '{ print $1, ($2 ? $2 : "80,443") }'
 }
 write_config() {
 	echo "# Written by quickstart/run.sh. Every setting: viv serve --print-config"
@@ -126,9 +126,11 @@ write_config() {
 	echo "network:"
 	grants=$(mirrors | while read -r host ports; do
 		getent ahostsv4 "$host" | awk '{ print $1 }' | sort -u | while read -r ip; do
-			special "$ip" && printf '    - prefix: %s/32 # %s, a package mirror of this host\n      ports: [%s]\n' "$ip" "$host" "$ports"
+			! special "$ip" || echo "$ip $ports $host"
 		done
-	done || :)
+	done | sort -u -k 1,2 | while read -r ip ports host; do
+		printf '    - prefix: %s/32 # %s, a package mirror of this host\n      ports: [%s]\n' "$ip" "$host" "$ports"
+	done)
 	if [ -n "$grants" ]; then
 		printf '  grants:\n%s\n' "$grants"
 	else
