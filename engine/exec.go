@@ -162,6 +162,11 @@ func (b *box) startExec(ctx context.Context, id string, spec sandbox.ExecSpec) (
 	}
 	if err != nil {
 		x.abandon()
+		if k := sandbox.KindOf(err); sctx.Err() != nil && (k == sandbox.Timeout || k == sandbox.Unavailable) {
+			// with no command running nobody else would notice that the guest was
+			// killed or stopped (F4)
+			b.end(ending{reason: sandbox.ReasonKilled, message: "the guest does not answer: " + err.Error()})
+		}
 		return nil, err
 	}
 	x.mu.Lock()
