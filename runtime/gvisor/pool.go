@@ -165,29 +165,26 @@ func (p *pool) fill() {
 	defer tick.Stop()
 	for p.ctx.Err() == nil {
 		p.sweep()
-		if p.ready() >= p.size {
-			if p.courtesy() <= 0 {
-				did, err := p.heat()
-				if err != nil && p.ctx.Err() == nil {
-					p.r.log.Warn("start guest ahead", "err", err)
-					p.cool()
-				}
-				if did {
-					continue
-				}
-			} else {
-				p.pause(quietTime)
+		if wait := p.courtesy(); wait > 0 {
+			p.pause(wait)
+			continue
+		}
+		if !p.low() {
+			did, err := p.heat()
+			if err != nil && p.ctx.Err() == nil {
+				p.r.log.Warn("start guest ahead", "err", err)
+				p.cool()
+			}
+			if did {
 				continue
 			}
+		}
+		if p.ready() >= p.size {
 			select {
 			case <-p.ctx.Done():
 			case <-p.wake:
 			case <-tick.C:
 			}
-			continue
-		}
-		if wait := p.courtesy(); wait > 0 {
-			p.pause(wait)
 			continue
 		}
 		ctx, cancel := context.WithTimeout(p.ctx, bootTimeout)

@@ -176,6 +176,8 @@ func (s *Spawner) start() (*helper, error) {
 // discard ends a helper that is stuck, with what it was about to start: that
 // may not be in its cgroup yet.
 func (s *Spawner) discard(h *helper) {
+	// stopped first, so that it starts nothing between the look and its end
+	_ = h.cmd.Process.Signal(unix.SIGSTOP)
 	for _, pid := range children(h.cmd.Process.Pid) {
 		if fresh(pid) {
 			_ = unix.Kill(pid, unix.SIGKILL)
