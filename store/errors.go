@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 
@@ -17,6 +18,12 @@ func kinded(what string, err error) error {
 	}
 	if errors.Is(err, sql.ErrNoRows) {
 		return sandbox.NotFound.Errorf("%s: no such row", what)
+	}
+	switch { // whoever asked has gone away
+	case errors.Is(err, context.DeadlineExceeded):
+		return sandbox.Timeout.Errorf("%s: %w", what, err)
+	case errors.Is(err, context.Canceled):
+		return sandbox.Unavailable.Errorf("%s: %w", what, err)
 	}
 	var e *sqlite.Error
 	if errors.As(err, &e) {
