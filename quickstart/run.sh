@@ -277,14 +277,24 @@ row "stop the daemon" "" "$time"
 # what Vivarium makes on a host carries six letters of the data directory
 instance=$(printf %s "$data" | sha256sum | cut -c1-6)
 left() { find "$@" -maxdepth 1 -name "*$instance*" 2>/dev/null; }
-leftovers=$(
+look() {
 	# processes that name a file of the data directory
-	grep -lasF "$data/" /proc/[0-9]*/cmdline | sed 's/^/process /' || :
+	grep -lasF "$data/" /proc/[0-9]*/cmdline | while read -r f; do
+		echo "process ${f%/cmdline}: $(tr '\0' ' ' 2>/dev/null <"$f" | cut -c 1-120)"
+	done
 	grep -E " $data/|viv-$instance" /proc/self/mountinfo || :
-	left /run/netns /sys/class/net /sys/fs/cgroup /sys/fs/cgroup/*/
+	left /run/netns /sys/class/net /sys/fs/cgroup /sys/fs/cgroup/*/ || :
 	# where nft is not installed there is nothing to ask with
 	! command -v nft >/dev/null 2>&1 || nft list tables 2>/dev/null | grep -F "$instance" || :
-)
+}
+# a process that was told to end may take a moment
+tries=0
+leftovers=$(look)
+while [ -n "$leftovers" ] && [ "$tries" -lt 20 ]; do
+	sleep 0.1
+	tries=$((tries + 1))
+	leftovers=$(look)
+done
 if [ -n "$leftovers" ]; then
 	printf 'quickstart: left on the host:\n%s\n' "$leftovers" >&2
 	exit 1
