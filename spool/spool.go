@@ -2,11 +2,12 @@
 // from any offset that is still held, also after the daemon was killed and after
 // the sandbox ended.
 //
-// A stream is one file: a header of one block, then a ring of at most Cap bytes.
-// The byte at offset o of the stream is at o modulo Cap of the ring. The header
-// holds the length of the stream and is written after the bytes it counts, so
-// that what a killed daemon left behind is at worst short, and the guest, which
-// has kept what was not acknowledged, sends the rest again.
+// A stream is one file: a header of one block, then a ring of at most Cap bytes
+// and some spare. The byte at offset o of the stream is at o modulo the ring's
+// size. The header holds the length of the stream and is written after the bytes
+// it counts, which go into the spare and not over bytes that still count: so
+// what a killed daemon left behind is at worst short, and the guest, which has
+// kept what was not acknowledged, sends the rest again.
 package spool
 
 import (
@@ -24,7 +25,9 @@ import (
 
 const (
 	headerSize = 4096
-	magic      = 0x76697673706c3031 // "vivspl01"
+	magic      = 0x76697673706c3032 // "vivspl02"
+	// spare is how much is written before the header is.
+	spare = 256 << 10
 )
 
 // Stream is one output. Write is called by one goroutine; reads are concurrent.
@@ -89,25 +92,29 @@ func (s *Stream) Write(p []byte) error {
 		}
 		s.f = f
 	}
-	start := s.len
-	if skip := int64(len(p)) - s.cap; skip > 0 { // only the end fits
-		p, start = p[skip:], start+skip
-	}
-	for off := start; len(p) > 0; {
-		at := off % s.cap
-		n := min(int64(len(p)), s.cap-at)
-		if _, err := s.f.WriteAt(p[:n], headerSize+at); err != nil {
+	for len(p) > 0 {
+		part := p[:min(len(p), spare)]
+		p = p[len(part):]
+		off := s.len
+		for len(part) > 0 {
+			at := off % s.ring()
+			n := min(int64(len(part)), s.ring()-at)
+			if _, err := s.f.WriteAt(part[:n], headerSize+at); err != nil {
+				return kinded("write spool", err)
+			}
+			part, off = part[n:], off+n
+		}
+		s.len = off
+		if err := s.header(); err != nil {
 			return kinded("write spool", err)
 		}
-		p, off = p[n:], off+n
-		s.len = off
-	}
-	if err := s.header(); err != nil {
-		return kinded("write spool", err)
 	}
 	s.wake()
 	return nil
 }
+
+// ring is the size of the ring in bytes.
+func (s *Stream) ring() int64 { return s.cap + spare }
 
 // wake lets everybody who waits look again. The caller holds mu.
 func (s *Stream) wake() {
@@ -160,8 +167,8 @@ func (s *Stream) ReadAt(p []byte, off int64) (n int, at int64, err error) {
 		}
 		defer f.Close()
 	}
-	pos := at % s.cap
-	want := min(int64(len(p)), s.len-at, s.cap-pos)
+	pos := at % s.ring()
+	want := min(int64(len(p)), s.len-at, s.ring()-pos)
 	n, err = f.ReadAt(p[:want], headerSize+pos)
 	if err != nil {
 		return 0, at, kinded("read spool", err)

@@ -107,3 +107,55 @@ func TestLag(t *testing.T) {
 		t.Errorf("lag %d of %d readers after Close", lag, n)
 	}
 }
+
+// A daemon that is killed between the bytes and the header that counts them has
+// not touched what counted before.
+func TestTornWrite(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "stdout")
+	const capacity = 1000
+	s, err := Open(path, capacity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []byte
+	for i := range 700 { // the ring wraps, at lengths that do not divide it
+		p := bytes.Repeat([]byte{byte(i)}, 997)
+		if i%50 == 7 {
+			p = bytes.Repeat([]byte{byte(i)}, spare)
+		}
+		before, err := os.ReadFile(path)
+		if err != nil && i > 0 {
+			t.Fatal(err)
+		}
+		if err := s.Write(p); err != nil {
+			t.Fatal(err)
+		}
+		if i > 0 && i%50 < 9 {
+			// the bytes are there, and the old header
+			after, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			torn := path + ".torn"
+			if err := os.WriteFile(torn, append(before[:headerSize:headerSize], after[headerSize:]...), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			o, err := Open(torn, capacity)
+			if err != nil {
+				t.Fatal(err)
+			}
+			first, length := o.Bounds()
+			if got, at := read(t, o, 0); length != int64(len(all)) || at != first || !bytes.Equal(got, all[first:]) {
+				t.Fatalf("after write %d: %d bytes from %d of %d are not what was written", i, len(got), at, length)
+			}
+			if err := o.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all = append(all, p...)
+	}
+	if got, at := read(t, s, 0); !bytes.Equal(got, all[at:]) || len(got) != capacity {
+		t.Errorf("%d bytes from %d", len(got), at)
+	}
+}
