@@ -42,7 +42,7 @@ quickstart:
 # All tests. Each test binary runs as root; PKG=./guest/... is a part of them.
 PKG ?= ./...
 test:
-	@GO="$(GO)" sh quickstart/prepare.sh busybox-static ca-certificates curl git mmdebstrap
+	@GO="$(GO)" sh quickstart/prepare.sh busybox-static ca-certificates git
 	@$(MAKE) --no-print-directory build vet
 	CGO_ENABLED=0 $(GO) test -p 2 -timeout 20m $(ASROOT) $(PKG)
 
