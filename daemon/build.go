@@ -146,7 +146,7 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		Limits: engine.Limits{
 			MaxTimeout: time.Duration(cfg.Limits.MaxTimeout), MaxSandboxes: cfg.Limits.MaxSandboxes, MaxPerTenant: cfg.Limits.MaxPerTenant,
 			MaxPids: int64(cfg.Limits.MaxPids), MaxDisk: int64(cfg.Limits.MaxDisk), MaxExecs: cfg.Limits.MaxExecs, Queue: cfg.Limits.Queue,
-			CPU: least(cpu, int64(cfg.Limits.MaxCPU)), Memory: least(memory, int64(cfg.Limits.MaxMemory)), ReserveDisk: int64(cfg.Reserve.Disk),
+			CPU: least(cpu, int64(cfg.Limits.MaxCPU)), Memory: least(memory, int64(cfg.Limits.MaxMemory)), HostCPU: host.cpu, ReserveDisk: int64(cfg.Reserve.Disk),
 		},
 		Deadlines: engine.Deadlines{
 			Queue: time.Duration(cfg.Deadlines.Queue), Image: time.Duration(cfg.Deadlines.Image), Boot: time.Duration(cfg.Deadlines.Boot),

@@ -34,6 +34,9 @@ type Limits struct {
 	// Required.
 	CPU    int64 // thousandths of a core
 	Memory int64 // bytes
+	// HostCPU is what the host has, in thousandths of a core: a limit above it
+	// would promise what cannot be.
+	HostCPU int64
 	// ReserveDisk is what must be free below Dir for a create.
 	ReserveDisk int64
 }

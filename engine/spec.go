@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"path"
 	"regexp"
-	"runtime"
 	"strings"
 	"time"
 
@@ -97,8 +96,8 @@ func (e *Engine) complete(s sandbox.Spec) (sandbox.Spec, error) {
 		return s, sandbox.Invalid.Errorf("memory request of %d bytes is above its limit of %d", r.MemoryRequest, r.MemoryLimit)
 	case r.CPURequest > l.CPU:
 		return s, sandbox.Invalid.Errorf("cpu request of %d milli-cores: this node has %d to give", r.CPURequest, l.CPU)
-	case r.CPULimit > max(int64(runtime.NumCPU())*1000, d.Resources.CPULimit):
-		return s, sandbox.Invalid.Errorf("cpu limit of %d milli-cores: this node has %d", r.CPULimit, runtime.NumCPU()*1000)
+	case l.HostCPU > 0 && r.CPULimit > max(l.HostCPU, d.Resources.CPULimit):
+		return s, sandbox.Invalid.Errorf("cpu limit of %d milli-cores: this node has %d", r.CPULimit, l.HostCPU)
 	case r.MemoryRequest > l.Memory || r.MemoryLimit > l.Memory:
 		return s, sandbox.Invalid.Errorf("memory of %d MiB: this node has %d MiB to give", max(r.MemoryRequest, r.MemoryLimit)>>20, l.Memory>>20)
 	case r.MemoryLimit < minMemory:

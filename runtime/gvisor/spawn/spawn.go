@@ -71,6 +71,7 @@ type helper struct {
 	cmd  *exec.Cmd
 	conn net.Conn
 	r    *bufio.Reader
+	id   string // machine of the last request
 }
 
 // New prepares n helpers, which are started when they are first needed.
@@ -110,6 +111,7 @@ func (s *Spawner) Start(ctx context.Context, req Request) (pid int, err error) {
 var errBroken = errors.New("helper lost")
 
 func (h *helper) call(ctx context.Context, req Request) (int, error) {
+	h.id = req.ID
 	stop := context.AfterFunc(ctx, func() { _ = h.conn.SetDeadline(time.Now()) })
 	defer func() {
 		if stop() {
@@ -173,14 +175,21 @@ func (s *Spawner) start() (*helper, error) {
 	return h, nil
 }
 
-// discard ends a helper that is stuck, with what it was about to start: that
-// may not be in its cgroup yet.
+// discard ends a helper that is stuck, with what it was starting: that may not be
+// in its cgroup yet, or not in all of its hierarchies.
 func (s *Spawner) discard(h *helper) {
+	pid := h.cmd.Process.Pid
 	// stopped first, so that it starts nothing between the look and its end
 	_ = h.cmd.Process.Signal(unix.SIGSTOP)
-	for _, pid := range children(h.cmd.Process.Pid) {
-		if fresh(pid) {
-			_ = unix.Kill(pid, unix.SIGKILL)
+	for range 100 {
+		if stopped(pid) {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	for _, child := range children(pid) {
+		if h.starting(child) {
+			_ = unix.Kill(child, unix.SIGKILL)
 		}
 	}
 	_ = h.cmd.Process.Kill()
@@ -188,6 +197,23 @@ func (s *Spawner) discard(h *helper) {
 	s.mu.Lock()
 	delete(s.all, h)
 	s.mu.Unlock()
+}
+
+// stopped says whether a process is stopped or gone (proc_pid_stat(5)).
+func stopped(pid int) bool {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return true
+	}
+	_, rest, ok := strings.Cut(string(b), ") ")
+	return ok && len(rest) > 0 && strings.ContainsRune("TtZX", rune(rest[0]))
+}
+
+// starting says whether a child is the sentry of the last request, or has not
+// yet become one. The others are machines that were started before.
+func (h *helper) starting(child int) bool {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(child) + "/cmdline")
+	return err == nil && (strings.Contains(string(b), h.id) || strings.HasSuffix(string(b), "\x00"+Verb+"\x00"))
 }
 
 func (h *helper) end() {
@@ -226,20 +252,4 @@ func children(pid int) []int {
 		}
 	}
 	return all
-}
-
-// freshAge is how old a child may be to count as the one that a stuck helper was
-// starting; older ones are machines that it started before.
-const freshAge = 2 * time.Minute
-
-func fresh(pid int) bool {
-	fi, err := os.Stat("/proc/" + strconv.Itoa(pid))
-	return err == nil && time.Since(fi.ModTime()) < freshAge && !inMachineCgroup(pid)
-}
-
-// inMachineCgroup says whether a process has arrived in a cgroup of ours.
-func inMachineCgroup(pid int) bool {
-	own, err1 := os.ReadFile("/proc/self/cgroup")
-	its, err2 := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
-	return err1 == nil && err2 == nil && string(own) != string(its)
 }
