@@ -87,9 +87,13 @@ func TestSweep(t *testing.T) {
 		t.Errorf("events %v, %v", l, err)
 	}
 	// more than one page of them
+	var last *store.Pending
 	for i := range page + 3 {
 		sb := sandbox.Sandbox{ID: "sb-" + itoa(i), Tenant: "a", Stage: sandbox.StageEnded, Death: &sandbox.Death{Ended: now.Add(-2 * time.Hour)}}
-		e.store.Put(sb)
+		last = e.store.Put(sb)
+	}
+	if err := last.Wait(); err != nil {
+		t.Fatal(err)
 	}
 	if err := e.sweepOnce(now); err != nil {
 		t.Fatal(err)

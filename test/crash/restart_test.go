@@ -610,6 +610,17 @@ func TestRandomKills(t *testing.T) {
 		}
 	}
 	t.Logf("%d were made, %d are listed", len(made), len(all))
+	// what happened is numbered without gaps, over all starts
+	next := int64(1)
+	if err := d.Client.Events(t.Context(), &v1.WatchEventsRequest{After: -1}, func(e *v1.Event) error {
+		if e.Seq != next {
+			t.Errorf("event %d comes after %d", e.Seq, next-1)
+		}
+		next = e.Seq + 1
+		return nil
+	}); err != nil || next == 1 {
+		t.Errorf("events until %d, %v", next, err)
+	}
 	d.Stop()
 	if err := os.WriteFile(d.Config, []byte(node), 0o600); err != nil {
 		t.Fatal(err)

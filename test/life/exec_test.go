@@ -552,3 +552,25 @@ func imageConfig(t *testing.T, e *env) {
 		t.Errorf("%v, %v", l, err)
 	}
 }
+
+// Of a sandbox's ended commands so much output is kept together; the oldest go,
+// never that of the main command.
+func oldOutput(t *testing.T, e *env) {
+	sb := e.create(t, spec(sh("echo first; exec sleep 1000")...))
+	const each = 5 // 1 MiB is kept, and an exec fills 256 KiB
+	for i := range each {
+		if _, err := e.c.RunExec(t.Context(), sb.Id, fmt.Sprint("x", i), &v1.ExecSpec{Argv: sh("seq -w 1 60000")}, nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the oldest is forgotten", func() bool {
+		_, err := e.c.GetExec(t.Context(), sb.Id, "x0")
+		return sandbox.KindOf(err) == sandbox.NotFound
+	})
+	if out, _, _ := e.read(t, sb.Id, fmt.Sprint("x", each-1), 0); len(out) != spoolSize {
+		t.Errorf("of the newest %d bytes are left", len(out))
+	}
+	if out, _, _ := e.read(t, sb.Id, "main", 0); string(out) != "first\n" {
+		t.Errorf("of the main command %q", out)
+	}
+}

@@ -47,7 +47,7 @@ func TestLife(t *testing.T) {
 			"idempotency": idempotency, "stop": stop, "stop while it is made": stopEarly, "kill after grace": killAfterGrace, "remove": remove,
 			"certificates": certificates, "oom": oom, "killed": killed, "last output": lastOutput, "events": events, "wait": wait,
 
-			"exec ids": execIDs, "output again": outputAgain, "output is bounded": outputBounded, "stdin": stdin, "attach": attach,
+			"exec ids": execIDs, "output again": outputAgain, "output is bounded": outputBounded, "old output": oldOutput, "stdin": stdin, "attach": attach,
 			"client goes away": clientGoesAway, "signals": signals, "exit codes": exitCodes, "resize": resize, "exec timeout": execTimeout,
 			"exec environment": execEnvironment, "exec bad input": execBadInput, "exec limit": execLimit, "output modes": outputModes,
 			"image config": imageConfig,
