@@ -48,6 +48,18 @@ table=$data/quickstart.table
 : >"$log" && : >"$table"
 pid=
 
+# in a session of its own: Ctrl-C here is not to end it before it has tidied up
+start_daemon() {
+	setsid "$viv" serve --config "$config" --data-dir "$data" --listen "$listen" </dev/null >>"$log" 2>&1 &
+	pid=$!
+	tries=0
+	until "$viv" ps >/dev/null 2>&1; do
+		kill -0 "$pid" 2>/dev/null || { pid= && echo "quickstart: the daemon did not start" >&2 && return 1; }
+		tries=$((tries + 1))
+		[ "$tries" -lt 300 ] || { echo "quickstart: the daemon does not answer" >&2 && return 1; }
+		sleep 0.1
+	done
+}
 stop_daemon() {
 	[ -n "$pid" ] || return 0
 	kill "$pid" 2>/dev/null || :
@@ -61,7 +73,7 @@ finish() {
 	if [ "$code" != 0 ]; then
 		echo "quickstart: failed. The end of the daemon's log:" >&2
 		tail -n 15 "$log" >&2
-		if [ -n "$pid" ]; then
+		if [ -n "$pid" ] && { "$viv" ps >/dev/null 2>&1 || start_daemon; }; then
 			ids=$("$viv" ps --quiet --tag quickstart=1 2>/dev/null || :)
 			[ -z "$ids" ] || "$viv" rm -f $ids || :
 		fi
@@ -150,15 +162,7 @@ export VIV_DATA_DIR="$data" VIV_SERVER="unix://$data/viv.sock"
 unset VIV_TOKEN VIV_CONFIG # those of another daemon
 show serve --config "$config" --data-dir "$data" --listen "$listen"
 begin=$(now)
-"$viv" serve --config "$config" --data-dir "$data" --listen "$listen" </dev/null >>"$log" 2>&1 &
-pid=$!
-tries=0
-until "$viv" ps >/dev/null 2>&1; do
-	kill -0 "$pid" 2>/dev/null || { pid= && echo "quickstart: the daemon did not start" >&2 && exit 1; }
-	tries=$((tries + 1))
-	[ "$tries" -lt 300 ] || { echo "quickstart: the daemon does not answer" >&2 && exit 1; }
-	sleep 0.1
-done
+start_daemon || exit 1
 time=$(took "$begin" "$(now)")
 address=$(sed -n 's/.*msg=listening network=tcp address=\([^ ]*\).*/\1/p' "$log" | tail -n 1)
 port=${address##*:}
