@@ -79,7 +79,11 @@ finish() {
 		fi
 	fi
 	stop_daemon
-	[ -z "$own" ] || rm -rf "$data"
+	if [ -e "$data/net" ]; then # it goes with the last sandbox
+		echo "quickstart: something is left; look with: viv serve --data-dir $data" >&2
+	elif [ -n "$own" ]; then
+		rm -rf "$data"
+	fi
 	exit "$code"
 }
 trap finish EXIT
