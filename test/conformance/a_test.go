@@ -181,7 +181,7 @@ func a07(t *testing.T, l *lab) {
 	if got := b.sh("ulimit -Hn"); got != "1048576" {
 		t.Errorf("hard limit of descriptors: %s", got)
 	}
-	r := b.must("sh", "-c", "ulimit -Hn 5000; attack fds eventfd 6000 </dev/null")
+	r := b.must("sh", "-c", "ulimit -n 5000; attack fds eventfd 6000 </dev/null")
 	if !strings.Contains(r.out, "too many open files") {
 		t.Errorf("no limit: %q", r.out)
 	}

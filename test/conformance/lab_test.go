@@ -66,7 +66,7 @@ type lab struct {
 const labConfig = `
 pool: {size: 0}
 defaults: {network: none, cpu_request: 10m, cpu_limit: 2, memory_request: 16MiB, memory_limit: 256MiB, disk: 512MiB, pids: 128}
-spool: {per_exec: 1MiB, per_sandbox: 8MiB}
+spool: {per_exec: 1MiB, per_sandbox: 64MiB}
 `
 
 func newLab(t *testing.T) *lab {

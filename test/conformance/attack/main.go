@@ -35,6 +35,7 @@ var verbs = map[string]func(args []string){
 	"crash":    crash,
 	"connect":  connect,
 	"handles":  handles,
+	"listen":   listen,
 	"atomic":   atomicReads,
 	"devices":  devices,
 	"userns":   userns,
@@ -376,6 +377,26 @@ func connect(args []string) {
 	if len(args) > 3 {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 	}
+}
+
+// listen tries to share a port that another process listens on.
+func listen(args []string) {
+	port := number(args, 0)
+	for _, addr := range [][4]byte{{127, 0, 0, 1}, {0, 0, 0, 0}} {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
+		if err = unix.Bind(fd, &unix.SockaddrInet4{Port: port, Addr: addr}); err == nil {
+			err = unix.Listen(fd, 10)
+		}
+		fmt.Println(net.IP(addr[:]), err)
+	}
+	fmt.Println("tried")
+	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
 // handles looks for descriptors that lead out of the root.
