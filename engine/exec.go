@@ -127,9 +127,9 @@ func (b *box) startExec(ctx context.Context, id string, spec sandbox.ExecSpec) (
 	rec := sandbox.Exec{ID: id, SandboxID: b.id, Tenant: b.tenant, Spec: spec, State: sandbox.ExecStarting, Started: now}
 	b.mu.Lock()
 	if x, ok := b.execs[id]; ok {
+		same := x.same(spec)
 		b.mu.Unlock()
-		// an exec of which only the guest knew: what was asked for is not recorded
-		if len(x.asked.Argv) > 0 && !reflect.DeepEqual(x.asked, spec) {
+		if !same {
 			return nil, sandbox.Exists.Errorf("exec %s exists, with another command", id).WithHint("use a new id for a new command")
 		}
 		return x, nil
@@ -177,6 +177,29 @@ func (b *box) startExec(ctx context.Context, id string, spec sandbox.ExecSpec) (
 	b.e.events.emit(b.tenant, b.id, eventExec, spec.Argv[0], map[string]string{"exec": id})
 	b.e.wg.Go(func() { x.pump(s) })
 	return x, nil
+}
+
+// same says whether the exec is the one that spec asks for. Of one of which only
+// the guest knew, it is not recorded what was asked for: it is now.
+func (x *execution) same(spec sandbox.ExecSpec) bool {
+	x.mu.Lock()
+	unknown := len(x.asked.Argv) == 0
+	if unknown {
+		x.asked, x.rec.Spec = spec, spec
+	}
+	same := reflect.DeepEqual(x.asked, spec)
+	x.mu.Unlock()
+	if unknown {
+		x.b.e.putExec(x.record())
+	}
+	return same
+}
+
+// spec is what was asked for; known is false if nobody knows it any more.
+func (x *execution) spec() (s sandbox.ExecSpec, known bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.asked, len(x.asked.Argv) > 0
 }
 
 // abandon forgets an exec that the guest never started.
@@ -655,7 +678,7 @@ func (e *Engine) WriteStdin(ctx context.Context, tenant, ref, id string, offset 
 	if err != nil {
 		return 0, err
 	}
-	if x.asked.Stdin != sandbox.StdinPipe && x.asked.PTY == nil {
+	if asked, known := x.spec(); known && asked.Stdin != sandbox.StdinPipe && asked.PTY == nil {
 		return 0, sandbox.Conflict.Errorf("exec %s has no standard input", id).WithHint("start it with stdin: pipe")
 	}
 	s, err := x.withStream(ctx)
@@ -689,7 +712,7 @@ func (e *Engine) ResizeExec(ctx context.Context, tenant, ref, id string, size sa
 	if err != nil {
 		return err
 	}
-	if x.asked.PTY == nil {
+	if asked, known := x.spec(); known && asked.PTY == nil {
 		return sandbox.Conflict.Errorf("exec %s has no terminal", id)
 	}
 	s, err := x.withStream(ctx)
