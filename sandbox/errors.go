@@ -70,23 +70,15 @@ func (e *Error) WithHint(format string, args ...any) *Error {
 	return e
 }
 
-// Errorf makes an error of kind k. As in fmt.Errorf, %w wraps a cause.
+// Errorf makes an error of kind k. As in fmt.Errorf, each %w wraps a cause.
 func (k Kind) Errorf(format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
-	if cause := errors.Unwrap(err); cause != nil {
-		return &Error{Kind: k, Msg: "", Err: &wrapped{err.Error(), cause}}
+	switch err.(type) {
+	case interface{ Unwrap() error }, interface{ Unwrap() []error }:
+		return &Error{Kind: k, Err: err}
 	}
 	return &Error{Kind: k, Msg: err.Error()}
 }
-
-// wrapped keeps the formatted text of an error and its cause.
-type wrapped struct {
-	msg string
-	err error
-}
-
-func (w *wrapped) Error() string { return w.msg }
-func (w *wrapped) Unwrap() error { return w.err }
 
 // KindOf returns the kind of err: that of the outermost Error or Kind in its
 // chain, Timeout for a passed deadline, else Internal. KindOf(nil) is "".

@@ -17,6 +17,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -187,27 +188,40 @@ func (s *Spawner) discard(h *helper) {
 		}
 		time.Sleep(time.Millisecond)
 	}
+	var killed []int
 	for _, child := range children(pid) {
 		if h.starting(child) {
 			_ = unix.Kill(child, unix.SIGKILL)
+			killed = append(killed, child)
 		}
 	}
 	_ = h.cmd.Process.Kill()
 	h.end()
+	// until they are gone their groups cannot be removed
+	for i := 0; i < 2000 && slices.ContainsFunc(killed, alive); i++ {
+		time.Sleep(time.Millisecond)
+	}
 	s.mu.Lock()
 	delete(s.all, h)
 	s.mu.Unlock()
 }
 
-// stopped says whether a process is stopped or gone (proc_pid_stat(5)).
-func stopped(pid int) bool {
+// state of a process, as in proc_pid_stat(5); 'X' if it is gone.
+func state(pid int) byte {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
-		return true
+		return 'X'
 	}
-	_, rest, ok := strings.Cut(string(b), ") ")
-	return ok && len(rest) > 0 && strings.ContainsRune("TtZX", rune(rest[0]))
+	_, rest, _ := strings.Cut(string(b), ") ")
+	if rest == "" {
+		return 'X'
+	}
+	return rest[0]
 }
+
+func stopped(pid int) bool { return strings.IndexByte("TtZX", state(pid)) >= 0 }
+
+func alive(pid int) bool { return state(pid) != 'X' }
 
 // starting says whether a child is the sentry of the last request, or has not
 // yet become one. The others are machines that were started before.
