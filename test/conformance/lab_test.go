@@ -71,11 +71,16 @@ spool: {per_exec: 1MiB, per_sandbox: 64MiB}
 
 func newLab(t *testing.T) *lab {
 	t.Helper()
+	return newLabWith(t, labConfig)
+}
+
+func newLabWith(t *testing.T, config string) *lab {
+	t.Helper()
 	attackProgram.Do(func() { attackProgram.data, attackProgram.err = buildAttack() })
 	if attackProgram.err != nil {
 		t.Fatal(attackProgram.err)
 	}
-	l := &lab{Daemon: fixture.Start(t, labConfig)}
+	l := &lab{Daemon: fixture.Start(t, config)}
 	var tree bytes.Buffer
 	w := tar.NewWriter(&tree)
 	r := tar.NewReader(bytes.NewReader(fixture.Busybox(t)))
@@ -138,7 +143,7 @@ type box struct {
 	t       testing.TB
 	l       *lab
 	id      string
-	machine string // of the runtime: names its cgroup and directory
+	machine string // of the runtime: names its cgroup and directory; unknown where there is a pool
 }
 
 // as is the same sandbox for another test.
