@@ -221,7 +221,7 @@ func state(pid int) byte {
 
 func stopped(pid int) bool { return strings.IndexByte("TtZX", state(pid)) >= 0 }
 
-func alive(pid int) bool { return state(pid) != 'X' }
+func alive(pid int) bool { return strings.IndexByte("ZX", state(pid)) < 0 }
 
 // starting says whether a child is the sentry of the last request, or has not
 // yet become one. The others are machines that were started before.
