@@ -286,8 +286,8 @@ row "stop the daemon" "" "$time"
 instance=$(printf %s "$data" | sha256sum | cut -c1-6)
 left() { find "$@" -maxdepth 1 -name "*$instance*" 2>/dev/null; }
 look() {
-	# processes that name a file of the data directory
-	grep -lasF "$data/" /proc/[0-9]*/cmdline | while read -r f; do
+	# processes that name a file of the data directory; grep itself does not
+	echo "$data/" | grep -lasF -f - /proc/[0-9]*/cmdline | while read -r f; do
 		echo "process ${f%/cmdline}: $(tr '\0' ' ' 2>/dev/null <"$f" | cut -c 1-120)"
 	done
 	grep -E " $data/|viv-$instance" /proc/self/mountinfo || :
