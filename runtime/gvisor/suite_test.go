@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"vivarium/assets"
 	"vivarium/cgroup"
@@ -112,6 +113,9 @@ func newLab(t testing.TB) *lab {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		if t.Failed() { // it may have left its machines
+			l.killAll()
+		}
 		if err := l.cgroups.Remove(); err != nil {
 			t.Error(err)
 		}
@@ -140,6 +144,18 @@ type logTo struct{ t testing.TB }
 func (l logTo) Write(b []byte) (int, error) {
 	l.t.Log(strings.TrimSpace(string(b)))
 	return len(b), nil
+}
+
+// killAll ends what a failed test left.
+func (l *lab) killAll() {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	names, _ := l.cgroups.List()
+	for _, n := range names {
+		if g, err := l.cgroups.Load(n); err == nil && g.Kill(ctx) == nil {
+			_ = g.Remove() // the parent's removal says what is left
+		}
+	}
 }
 
 // left names what a machine, or with "" any, has on the host.
