@@ -113,12 +113,16 @@ var errBroken = errors.New("helper lost")
 
 func (h *helper) call(ctx context.Context, req Request) (int, error) {
 	h.id = req.ID
-	stop := context.AfterFunc(ctx, func() { _ = h.conn.SetDeadline(time.Now()) })
+	cut := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		_ = h.conn.SetDeadline(time.Now())
+		close(cut)
+	})
 	defer func() {
-		if stop() {
-			return
+		if !stop() { // it ran, or runs: the next call is not to be cut by it
+			<-cut
+			_ = h.conn.SetDeadline(time.Time{})
 		}
-		_ = h.conn.SetDeadline(time.Time{})
 	}()
 	raw, err := json.Marshal(req)
 	if err != nil {
