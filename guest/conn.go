@@ -104,8 +104,8 @@ func ctxError(ctx context.Context, err error) error {
 }
 
 // alive says whether an idle connection can still be used, as far as this side
-// knows: the guest has nothing to say on one, so whatever can be read, the end
-// included, means that it is lost.
+// knows: the guest has nothing to say on one, so whatever can be read but nudges,
+// the end included, means that it is lost.
 func (h *hostConn) alive() bool {
 	sc, ok := h.c.(syscall.Conn)
 	if !ok {
@@ -117,8 +117,11 @@ func (h *hostConn) alive() bool {
 	}
 	var perr error
 	err = raw.Control(func(fd uintptr) {
-		var b [1]byte
-		_, _, perr = unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		var b [256]byte
+		n, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		if perr = err; err == nil && n > 0 && wire.OnlyNudges(b[:n]) {
+			perr = unix.EAGAIN
+		}
 	})
 	return err == nil && (perr == unix.EAGAIN || perr == unix.ENOTSOCK)
 }

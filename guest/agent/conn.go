@@ -19,6 +19,11 @@ type conn struct {
 	raw syscall.RawConn
 	r   *wire.Reader
 	wmu sync.Mutex // one frame at a time
+	// nudging and nudges belong to the series of nudges after the last write;
+	// guarded by wmu.
+	nudging *time.Timer
+	nudges  int
+	shut    bool // guarded by wmu
 	// moved is how many bytes of data went either way for the present purpose.
 	moved atomic.Int64
 }
@@ -51,6 +56,7 @@ func (c *conn) fail(err error) error {
 func (c *conn) send(head, body []byte) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
+	defer c.nudgeLater(0)
 	if len(body) == 0 {
 		_, err := c.f.Write(head)
 		return err
@@ -93,7 +99,62 @@ func (c *conn) deadline(d time.Duration) {
 	c.f.SetDeadline(time.Now().Add(d))
 }
 
-func (c *conn) close() { c.f.Close() }
+func (c *conn) close() {
+	c.f.Close()
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	c.shut = true
+	if c.nudging != nil {
+		c.nudging.Stop()
+	}
+}
+
+// nudgeAfter is when, after a write, the other end is nudged. gVisor's port
+// forwarding (runsc/boot/portforward, netstackConn.Read) looks for data, finds
+// none, and only then asks to be told of it: what arrives in between stays there
+// until something else arrives. Without a nudge the last bytes of an answer may
+// never come, once in some ten thousand times.
+var nudgeAfter = [...]time.Duration{25 * time.Millisecond, 150 * time.Millisecond, time.Second}
+
+// nudgeLater starts the series over (n is 0) or goes on with it. wmu is held.
+func (c *conn) nudgeLater(n int) {
+	if c.nudges = n; n == len(nudgeAfter) || c.shut {
+		return
+	}
+	if c.nudging == nil {
+		c.nudging = time.AfterFunc(nudgeAfter[n], c.nudge)
+	} else {
+		c.nudging.Reset(nudgeAfter[n])
+	}
+}
+
+func (c *conn) nudge() {
+	if !c.wmu.TryLock() {
+		return // a write is under way, which begins the series again
+	}
+	defer c.wmu.Unlock()
+	if c.shut {
+		return
+	}
+	b := wire.AppendFrame(nil, wire.TNudge, nil)
+	_ = c.raw.Write(func(fd uintptr) bool {
+		for len(b) > 0 {
+			n, err := unix.Write(int(fd), b)
+			if err == unix.EAGAIN && len(b) == wire.HeaderSize {
+				return true // what is in the way will do
+			}
+			if err == unix.EAGAIN {
+				return false
+			}
+			if err != nil && err != unix.EINTR {
+				return true
+			}
+			b = b[max(n, 0):]
+		}
+		return true
+	})
+	c.nudgeLater(c.nudges + 1)
+}
 
 // listener accepts connections from a listening socket.
 type listener struct {

@@ -53,6 +53,7 @@ const (
 	TDone   Type = 55 // guest: the transfer is complete; a result may follow
 	TReady  Type = 56 // guest: the connection is as asked
 	TCredit Type = 57 // either: bytes of data dealt with so far
+	TNudge  Type = 58 // guest: nothing; skipped by Reader.Next, see agent.conn
 )
 
 // Sizes, in bytes.
@@ -112,23 +113,43 @@ func (f *Reader) SetLimit(limit func(Type) int) { f.limit = limit }
 // Buffered is how many bytes were read but not yet returned.
 func (f *Reader) Buffered() int { return f.w - f.r }
 
+// maxNudges is how many may come in a row.
+const maxNudges = 1 << 10
+
+// OnlyNudges says whether b, which begins with a frame, holds nothing else.
+func OnlyNudges(b []byte) bool {
+	for i, c := range b {
+		if i%HeaderSize == 0 && c != byte(TNudge) || i%HeaderSize != 0 && c != 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // Next returns the next frame. The payload is valid until the next call. At the
 // end of the stream between two frames it returns io.EOF, within a frame
 // io.ErrUnexpectedEOF, and for a type or length that is not allowed ErrFrame.
 func (f *Reader) Next() (Type, []byte, error) {
-	if f.r == f.w {
-		f.r, f.w = 0, 0
-		if len(f.buf) > MaxData+HeaderSize {
-			f.buf = make([]byte, readerSize) // a large message has passed
+	var t Type
+	var n int
+	for nudges := 0; ; nudges++ {
+		if f.r == f.w {
+			f.r, f.w = 0, 0
+			if len(f.buf) > MaxData+HeaderSize {
+				f.buf = make([]byte, readerSize) // a large message has passed
+			}
 		}
+		if err := f.fill(HeaderSize); err != nil {
+			return 0, nil, err
+		}
+		h := binary.BigEndian.Uint32(f.buf[f.r:])
+		t, n = Type(h>>24), int(h&0xffffff)
+		if t != TNudge || n != 0 || nudges == maxNudges {
+			break
+		}
+		f.r += HeaderSize
 	}
-	if err := f.fill(HeaderSize); err != nil {
-		return 0, nil, err
-	}
-	h := binary.BigEndian.Uint32(f.buf[f.r:])
-	t, n := Type(h>>24), int(h&0xffffff)
-	max := f.limit(t)
-	if max <= 0 || n > max {
+	if max := f.limit(t); max <= 0 || n > max {
 		return 0, nil, ErrFrame
 	}
 	if err := f.fill(HeaderSize + n); err != nil {
