@@ -85,13 +85,15 @@ func (e *execution) read(i int) {
 	}
 	var trash []byte
 	var flow pace
+	poll := poller{fd: -1}
+	defer poll.close()
 	for {
 		flow.wait()
 		e.mu.Lock()
 		var p []byte
 		for {
 			if e.exited && o.target < 0 && e.over {
-				o.target = o.ring.end + int64(pending(raw))
+				o.target = o.ring.end + int64(poll.pending(raw))
 				e.check()
 			}
 			if e.done {
@@ -111,7 +113,19 @@ func (e *execution) read(i int) {
 		}
 		e.mu.Unlock()
 
-		n, err := o.f.Read(p)
+		n, err := poll.read(o.f, p)
+		if err == errIdle {
+			if poll.rest() {
+				continue
+			}
+			// too long without a byte to go on looking: wait for it again
+			e.mu.Lock()
+			o.f, raw, err = poll.leave()
+			e.mu.Unlock()
+			if err == nil {
+				continue
+			}
+		}
 
 		e.mu.Lock()
 		if n > 0 && !e.done {
@@ -120,6 +134,9 @@ func (e *execution) read(i int) {
 				o.big = true
 				o.ring.widen()
 				raw.Control(func(fd uintptr) { unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
+			}
+			if flow.rest && !e.pty {
+				poll.enter(o.f, raw)
 			}
 			e.check()
 			e.cond.Broadcast()
