@@ -14,7 +14,9 @@ import (
 // Options are settings of a Client; zero values are the defaults.
 type Options struct {
 	// PingInterval is how often the guest is asked whether it is there while
-	// streams are open; while none is, six times as long. Default 10 s.
+	// streams are open; while none is, idlePings times as long: a machine that
+	// dies is noticed from outside, and a thousand idle guests are not to be
+	// woken for nothing. Default 10 s.
 	PingInterval time.Duration
 	// PingTimeout is how long its answer may take before every stream fails with
 	// sandbox.Unavailable. Default 20 s.

@@ -176,6 +176,9 @@ func (k *control) fail(err error) {
 
 // watch asks the guest now and then whether it is there. When it is not, every
 // stream fails, so that nobody waits for a sandbox that has vanished.
+// idlePings is how many intervals pass between two pings of an idle guest.
+const idlePings = 30
+
 func (c *Client) watch() {
 	for n := 1; ; n++ {
 		select {
@@ -186,7 +189,7 @@ func (c *Client) watch() {
 		c.mu.Lock()
 		busy := len(c.open) > 0
 		c.mu.Unlock()
-		if !busy && n%6 != 0 {
+		if !busy && n%idlePings != 0 {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(c.life, c.opts.PingTimeout)

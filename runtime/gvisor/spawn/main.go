@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"math"
 	"os"
 	"os/signal"
 	"runtime"
+	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -132,6 +134,13 @@ func Flags() []string {
 	}
 }
 
+// collect frees what earlier machines have left here.
+var collect = func() *time.Timer {
+	t := time.AfterFunc(time.Hour, func() { runtime.GC() })
+	t.Stop()
+	return t
+}()
+
 // start starts one machine.
 func start(req Request) (pid int, err error) {
 	conf, err := newConfig(req)
@@ -170,9 +179,13 @@ func start(req Request) (pid int, err error) {
 	})
 	if err == nil {
 		if err = sb.StartRoot(conf, req.Spec); err == nil {
+			// the sandboxes of a host that runs out of memory go first, not the host
+			if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", sb.Getpid()), []byte("500"), 0); err != nil {
+				log.Warningf("set oom_score_adj: %v", err)
+			}
 			// its packet socket is the sentry's now; the copy here goes when it is
-			// collected
-			go runtime.GC()
+			// collected, which is not to take time from boots
+			collect.Reset(time.Second)
 			return sb.Getpid(), nil
 		}
 		err = sandbox.Internal.Errorf("start root container: %w", err)
