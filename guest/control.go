@@ -174,11 +174,11 @@ func (k *control) fail(err error) {
 	}
 }
 
-// watch asks the guest now and then whether it is there. When it is not, every
-// stream fails, so that nobody waits for a sandbox that has vanished.
 // idlePings is how many intervals pass between two pings of an idle guest.
 const idlePings = 30
 
+// watch asks the guest now and then whether it is there. When it is not, every
+// stream fails, so that nobody waits for a sandbox that has vanished.
 func (c *Client) watch() {
 	for n := 1; ; n++ {
 		select {
