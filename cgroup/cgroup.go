@@ -221,13 +221,17 @@ func (g *Group) WatchOOM(fn func()) (io.Closer, error) {
 			if _, err := f.Read(b[:]); err != nil {
 				return // closed
 			}
-			s, err := g.h.stats(g.path)
-			if err != nil {
-				return // removed
-			}
-			if s.OOMKills > 0 {
-				fn()
-				return
+			// told when memory has run out, which is before anything is killed
+			for range 100 {
+				s, err := g.h.stats(g.path)
+				if err != nil {
+					return // removed
+				}
+				if s.OOMKills > 0 {
+					fn()
+					return
+				}
+				time.Sleep(10 * time.Millisecond)
 			}
 		}
 	}()

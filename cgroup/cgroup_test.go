@@ -119,17 +119,17 @@ func TestOOMIsCounted(t *testing.T) {
 	}
 	if w != nil {
 		defer w.Close()
-		defer func() {
-			select {
-			case <-told:
-			case <-time.After(10 * time.Second):
-				t.Error("nobody was told")
-			}
-		}()
 	}
 	cmd := start(t, g, "sh", "-c", "sleep 0.2; exec dd if=/dev/zero of=/dev/null bs=64M count=1")
 	if err := cmd.Wait(); err == nil {
 		t.Error("64 MiB fitted into 16 MiB")
+	}
+	if w != nil { // with the group goes the watch
+		select {
+		case <-told:
+		case <-time.After(10 * time.Second):
+			t.Error("nobody was told")
+		}
 	}
 	s, err := g.Stats()
 	if err != nil || s.OOMKills == 0 || s.PeakMemory < 8<<20 {
