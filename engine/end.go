@@ -143,6 +143,11 @@ func (b *box) note(death sandbox.Death) *store.Pending {
 func (b *box) takeDown(m sandbox.Machine, death *sandbox.Death, noted *store.Pending) {
 	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
 	defer cancel()
+	// what the commands said of their end is to outlive the daemon: the guest, who
+	// would say it again, dies now
+	if err := b.e.store.Flush(); err != nil {
+		b.e.log.Error("store the last exits", "sandbox", b.id, "err", err)
+	}
 	if err := b.e.opts.Fail("stop.kill"); err != nil {
 		b.e.log.Error("end sandbox", "sandbox", b.id, "err", err)
 	}

@@ -213,6 +213,11 @@ func (s *Store) enqueue(fn func(*sql.Tx) error, due time.Time) *Pending {
 	return j.p
 }
 
+// Flush returns when everything that was submitted before is durable.
+func (s *Store) Flush() error {
+	return s.submit(func(*sql.Tx) error { return nil }).Wait()
+}
+
 // batch bounds how many writes share a transaction.
 const batch = 512
 

@@ -11,7 +11,9 @@ import (
 
 // dropCaps gives up capabilities for this process and everything it will start:
 // out of the bounding set, so that no exec brings them back, and out of every
-// set of every thread (capabilities(7)).
+// set of every thread (capabilities(7)). CAP_SYS_RESOURCE alone stays with this
+// process: the limit on processes is for what it starts, and a Go program that
+// cannot have one more thread dies.
 func dropCaps(caps []int) error {
 	if len(caps) == 0 {
 		return nil
@@ -27,6 +29,9 @@ func dropCaps(caps []int) error {
 		return sandbox.Internal.Errorf("read capabilities: %w", err)
 	}
 	for _, c := range caps {
+		if c == unix.CAP_SYS_RESOURCE {
+			continue
+		}
 		bit := uint32(1) << (c % 32)
 		d := &data[c/32]
 		d.Effective &^= bit

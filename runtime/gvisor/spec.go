@@ -23,8 +23,10 @@ var dockerCapabilities = []string{
 
 // guestCapabilities are what the guest needs while it sets up (sethostname,
 // umount), and to give them up before it runs anything, unless the sandbox has
-// them: taking one out of the bounding set needs CAP_SETPCAP.
-var guestCapabilities = []string{"CAP_SYS_ADMIN", "CAP_SETPCAP"}
+// them: taking one out of the bounding set needs CAP_SETPCAP. CAP_SYS_RESOURCE,
+// which in gVisor exempts from the limit on processes, it keeps for itself: a
+// fork bomb must not end the guest. It means nothing outside the sandbox.
+var guestCapabilities = []string{"CAP_SYS_ADMIN", "CAP_SETPCAP", "CAP_SYS_RESOURCE"}
 
 // Capabilities are the ones that commands of a sandbox have, by name.
 func Capabilities(c sandbox.Capabilities) ([]string, error) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -282,7 +283,14 @@ func idleConnection(t *testing.T, e *env) {
 	if _, exit := e.run(t, sb.Id, sh("setsid nc -ll -p 8080 -e cat </dev/null >/dev/null 2>&1 &")...); exit.Code != 0 {
 		t.Fatal(exit)
 	}
-	c, err := e.c.Dial(t.Context(), sb.Id, 8080)
+	var c net.Conn
+	var err error
+	for range 50 { // until it listens
+		if c, err = e.c.Dial(t.Context(), sb.Id, 8080); err == nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
