@@ -312,7 +312,8 @@ func f04KilledIdle(t *testing.T, l *lab) {
 func f04Stopped(t *testing.T, l *lab) {
 	b := l.box(t, nil)
 	b.start("sleep", "1000")
-	b.start("sh", "-c", "kill -STOP 1; sleep 1000")
+	b.start("sh", "-c", "sleep 1; kill -STOP 1; sleep 1000") // after its start was answered
+	time.Sleep(2 * time.Second)
 	if err := b.tryExec(); err == nil {
 		b.alive()
 		t.Log("SIGSTOP does not reach process 1")
@@ -324,7 +325,8 @@ func f04Stopped(t *testing.T, l *lab) {
 // F4: process 1 is traced and held by root with the capability for it.
 func f04Traced(t *testing.T, l *lab) {
 	b := l.box(t, func(s *v1.SandboxSpec) { s.Capabilities = &v1.Capabilities{Add: []string{"SYS_PTRACE"}} })
-	x := b.start("attack", "trace", "1", "hold")
+	x := b.start("sh", "-c", "sleep 1; exec attack trace 1 hold") // after its start was answered
+	time.Sleep(2 * time.Second)
 	if err := b.tryExec(); err == nil {
 		b.alive()
 		var out bytes.Buffer
