@@ -269,7 +269,7 @@ func (b *box) dial(d *dialing, m sandbox.Machine, key []byte) {
 		case <-ctx.Done():
 		}
 	}()
-	c, err := guest.Connect(ctx, m.Dial, key, guest.Options{})
+	c, err := guest.Connect(ctx, m.Dial, key, guest.Options{Idle: 4})
 	b.mu.Lock()
 	b.dialing = nil
 	if err == nil {

@@ -186,7 +186,7 @@ func (p *Pending) end(err error) {
 // lazily is how long a write that nobody waits for may lie, so that it shares
 // its transaction: a command that takes a few milliseconds is then one commit
 // after it has ended, not two while it runs.
-const lazily = 8 * time.Millisecond
+const lazily = 20 * time.Millisecond
 
 // submit queues a write. Writes are made in the order of submission.
 func (s *Store) submit(fn func(*sql.Tx) error) *Pending { return s.enqueue(fn, time.Now()) }
