@@ -39,9 +39,9 @@ func TestCopySemantics(t *testing.T) {
 	id := strings.TrimSpace(viv(t, n, nil, "create", "--name", "box", "x").out)
 	in, out := n.Engine.Dir(id), t.TempDir()
 	write(t, in+"/etc/passwd", "root")
-	write(t, in+"/work/a/b", "deep")
-	write(t, in+"/work/c", "flat")
-	if err := os.Symlink("c", in+"/work/link"); err != nil {
+	write(t, in+"/job/a/b", "deep")
+	write(t, in+"/job/c", "flat")
+	if err := os.Symlink("c", in+"/job/link"); err != nil {
 		t.Fatal(err)
 	}
 	cp := func(args ...string) result { return viv(t, n, nil, append([]string{"cp"}, args...)...) }
@@ -55,41 +55,41 @@ func TestCopySemantics(t *testing.T) {
 	cp("box:/etc/passwd", out+"/nodir/x").fails(t, 1, "destination")
 	cp("box:/nosuch", out).fails(t, 1, "no such file")
 	cp("nobox:/etc", out).fails(t, 1, "no sandbox")
-	cp("box:/work", out+"/fresh").is(t, 0, "")
+	cp("box:/job", out+"/fresh").is(t, 0, "")
 	holds(t, out+"/fresh/a/b", "deep")
-	cp("box:/work", out).is(t, 0, "")
-	holds(t, out+"/work/c", "flat")
-	if to, err := os.Readlink(out + "/work/link"); err != nil || to != "c" {
+	cp("box:/job", out).is(t, 0, "")
+	holds(t, out+"/job/c", "flat")
+	if to, err := os.Readlink(out + "/job/link"); err != nil || to != "c" {
 		t.Errorf("link: %q, %v", to, err)
 	}
 	if err := os.Mkdir(out+"/flat", 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cp("box:/work/.", out+"/flat").is(t, 0, "")
+	cp("box:/job/.", out+"/flat").is(t, 0, "")
 	holds(t, out+"/flat/c", "flat")
-	cp("box:/work", out+"/new").fails(t, 1, "is a file")
-	cp("box:/work/link", out+"/l").is(t, 0, "")
+	cp("box:/job", out+"/new").fails(t, 1, "is a file")
+	cp("box:/job/link", out+"/l").is(t, 0, "")
 	if to, err := os.Readlink(out + "/l"); err != nil || to != "c" {
 		t.Errorf("a link alone: %q, %v", to, err)
 	}
-	cp("-L", "box:/work/link", out+"/followed").is(t, 0, "")
+	cp("-L", "box:/job/link", out+"/followed").is(t, 0, "")
 	holds(t, out+"/followed", "flat")
-	r := cp("box:/work", "-")
+	r := cp("box:/job", "-")
 	h, err := tar.NewReader(strings.NewReader(r.out)).Next()
-	if err != nil || h.Name != "work" && h.Name != "work/" {
+	if err != nil || h.Name != "job" && h.Name != "job/" {
 		t.Errorf("tar: %v, %v", h, err)
 	}
 
 	// into the sandbox
 	cp(out+"/new", "box:/tmpfile").is(t, 0, "")
 	holds(t, in+"/tmpfile", "root")
-	cp(out+"/new", "box:/work").is(t, 0, "")
-	holds(t, in+"/work/new", "root")
+	cp(out+"/new", "box:/job").is(t, 0, "")
+	holds(t, in+"/job/new", "root")
 	cp(out+"/new", "box:/nodir/").fails(t, 1, "no directory")
 	cp(out+"/fresh", "box:/copy").is(t, 0, "")
 	holds(t, in+"/copy/a/b", "deep")
-	cp(out+"/fresh", "box:/work").is(t, 0, "")
-	holds(t, in+"/work/fresh/c", "flat")
+	cp(out+"/fresh", "box:/job").is(t, 0, "")
+	holds(t, in+"/job/fresh/c", "flat")
 	cp(out+"/fresh/.", "box:/etc").is(t, 0, "")
 	holds(t, in+"/etc/c", "flat")
 	cp(out+"/fresh", "box:/etc/passwd").fails(t, 1, "is a file in the sandbox")
@@ -99,7 +99,7 @@ func TestCopySemantics(t *testing.T) {
 		t.Errorf("link: %q, %v", to, err)
 	}
 	viv(t, n, strings.NewReader(r.out), "cp", "-", "box:/etc").is(t, 0, "")
-	holds(t, in+"/etc/work/a/b", "deep")
+	holds(t, in+"/etc/job/a/b", "deep")
 	viv(t, n, strings.NewReader(r.out), "cp", "-", "box:/nosuch").fails(t, 1)
 
 	cp("box:/a", "box:/b").fails(t, 2, "must be on this machine")

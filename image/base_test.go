@@ -14,20 +14,20 @@ import (
 
 const debianSources = `Types: deb deb-src
 # a comment
-URIs: http://deb.debian.org/debian
+URIs: http://deb.example.org/debian
 Suites: bookworm bookworm-updates bookworm-backports
 Components: main contrib
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 
 Types: deb
-URIs: http://deb.debian.org/debian-security
+URIs: http://deb.example.org/debian-security
 Suites: bookworm-security
 Components: main
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 
 Enabled: no
 Types: deb
-URIs: http://deb.debian.org/off
+URIs: http://deb.example.org/off
 Suites: bookworm
 Components: main
 `
@@ -57,7 +57,7 @@ func TestPlanBase(t *testing.T) {
 		"etc/apt/sources.list.d/debian.sources":                          debianSources,
 		"etc/apt/sources.list.d/node.sources":                            "Types: deb\nURIs: https://other.example/node_20.x\nSuites: nodistro\nComponents: main\nSigned-By: /k/other.gpg\n",
 		"etc/apt/sources.list.d/vendor.list":                             "deb [arch=amd64 signed-by=/k/vendor.gpg] https://vendor.example/debian bookworm main\n",
-		"etc/apt/sources.list.d/cd.list":                                 "deb cdrom:[x]/ bookworm main\ndeb http://u:p@deb.debian.org/debian bookworm main\n# deb http://x/debian bookworm main\ndeb-src http://x/debian bookworm main\n",
+		"etc/apt/sources.list.d/cd.list":                                 "deb cdrom:[x]/ bookworm main\ndeb http://u:p@deb.example.org/debian bookworm main\n# deb http://x/debian bookworm main\ndeb-src http://x/debian bookworm main\n",
 		"etc/apt/sources.list":                                           "deb http://mirror.example/debian bookworm main\n",
 		"etc/apt/sources.list.d/liar.list":                               "deb http://liar.example/debian bookworm main\n",
 		"var/lib/apt/lists/liar.example_debian_dists_bookworm_InRelease": "Origin: Liar Inc\n",
@@ -70,8 +70,8 @@ func TestPlanBase(t *testing.T) {
 	key := "/usr/share/keyrings/debian-archive-keyring.gpg"
 	want := []aptSource{
 		{"http://mirror.example/debian", []string{"bookworm"}, []string{"main"}, ""},
-		{"http://deb.debian.org/debian", []string{"bookworm", "bookworm-updates"}, []string{"main"}, key},
-		{"http://deb.debian.org/debian-security", []string{"bookworm-security"}, []string{"main"}, key},
+		{"http://deb.example.org/debian", []string{"bookworm", "bookworm-updates"}, []string{"main"}, key},
+		{"http://deb.example.org/debian-security", []string{"bookworm-security"}, []string{"main"}, key},
 	}
 	if !reflect.DeepEqual(p.sources, want) {
 		t.Errorf("sources:\n%v\nwant\n%v", p.sources, want)

@@ -67,16 +67,16 @@ func b01(t *testing.T, l *lab) {
 		t.Fatal(err)
 	}
 	up := strings.Repeat("../", 40)
-	b.sh("mkdir -p /work/d; ln -s / /work/root; ln -s " + host + " /work/link; ln -s " + up + host[1:] + " /work/up; ln -s /proc/1/root /work/proc; ln -s loop /work/loop; echo in >/work/d/f")
-	for _, p := range []string{host, up + host[1:], "/work/root" + host, "/work/link", "/work/up", "/work/proc" + host, "/proc/1/root" + host, "/proc/self/root/" + up + host, "/work/d/.." + host, "/../" + host} {
+	b.sh("mkdir -p /job/d; ln -s / /job/root; ln -s " + host + " /job/link; ln -s " + up + host[1:] + " /job/up; ln -s /proc/1/root /job/proc; ln -s loop /job/loop; echo in >/job/d/f")
+	for _, p := range []string{host, up + host[1:], "/job/root" + host, "/job/link", "/job/up", "/job/proc" + host, "/proc/1/root" + host, "/proc/self/root/" + up + host, "/job/d/.." + host, "/../" + host} {
 		_, err := b.read(p, "")
 		b.want("read "+p, err, sandbox.NotFound)
 		_, err = l.Client.Stat(within(t), b.id, p, "", true)
 		b.want("stat "+p, err, sandbox.NotFound)
 		b.want("remove "+p, l.Client.RemoveFile(within(t), b.id, filepath.Dir(p)+"/host-marker", "", false), sandbox.NotFound)
-		b.want("rename "+p, l.Client.RenameFile(within(t), b.id, filepath.Dir(p)+"/host-marker", "/work/stolen", ""), sandbox.NotFound)
+		b.want("rename "+p, l.Client.RenameFile(within(t), b.id, filepath.Dir(p)+"/host-marker", "/job/stolen", ""), sandbox.NotFound)
 	}
-	for _, p := range []string{up + "etc/evil", "/work/root/etc/evil", "/work/d/../../etc/evil"} {
+	for _, p := range []string{up + "etc/evil", "/job/root/etc/evil", "/job/d/../../etc/evil"} {
 		if err := b.write(p, "", "x"); err != nil {
 			t.Errorf("write %s: %v", p, err)
 		}
@@ -87,7 +87,7 @@ func b01(t *testing.T, l *lab) {
 	if _, err := os.Stat("/etc/evil"); err == nil {
 		t.Error("written on the host")
 	}
-	_, err := b.read("/work/loop", "")
+	_, err := b.read("/job/loop", "")
 	b.want("read a loop of links", err, sandbox.Invalid)
 	// a user does through a link what he may do himself
 	b.sh("mkdir -m 700 /secret; echo s >/secret/f; ln -s /secret /tmp/s; ln -s /etc/passwd /tmp/p; chmod 1777 /tmp")
