@@ -77,6 +77,10 @@ func (e *Engine) Events(ctx context.Context, tenant, ref string, after int64, fo
 	if after == 0 {
 		after, _ = e.events.now()
 	}
+	// what a caller knows to have happened is to be in what he reads
+	if err := e.store.Flush(); err != nil {
+		return err
+	}
 	for {
 		_, changed := e.events.now()
 		l, err := e.store.Events(ctx, tenant, id, after, page)
