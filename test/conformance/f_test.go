@@ -282,7 +282,8 @@ func (b *box) tryExec() error {
 // F4: root with every capability kills process 1: the sandbox ends, or goes on.
 func f04Killed(t *testing.T, l *lab) {
 	b := l.box(t, func(s *v1.SandboxSpec) { s.Capabilities = &v1.Capabilities{Add: []string{"ALL"}} })
-	x := b.start("sh", "-c", "kill -KILL 1; echo not killed; sleep 1000")
+	x := b.start("sh", "-c", "sleep 1; kill -KILL 1; echo not killed; sleep 1000") // after its start was answered
+	time.Sleep(2 * time.Second)
 	if err := b.tryExec(); err == nil {
 		b.alive() // process 1 is out of reach, as it should be
 		t.Logf("SIGKILL does not reach process 1")
