@@ -442,7 +442,7 @@ func a13(t *testing.T, l *lab) {
 	b.says(sandbox.MainExec, "up")
 	b.start("sh", "-c", "trap '' TERM; kill -STOP $$")
 	b.start("sh", "-c", "sleep 1; kill -STOP 1; kill -STOP -1; kill -STOP $$") // once its start was answered; gVisor lets root stop even process 1
-	time.Sleep(2 * time.Second) // the attack's own time
+	time.Sleep(2 * time.Second)                                                // the attack's own time
 	if d := b.stop(time.Second); d.Reason != string(sandbox.ReasonStopped) {
 		t.Errorf("%v", d)
 	}
