@@ -71,9 +71,16 @@ type Tokens struct {
 	store TokenStore
 	now   func() time.Time
 
-	mu    sync.Mutex
-	cache map[TokenHash]cached
+	revoking sync.Mutex // taken before mu
+
+	mu      sync.Mutex
+	cache   map[TokenHash]cached
+	revoked int                           // how many were; guarded by mu
+	calls   map[string]map[*call]struct{} // in progress, by the token's id; guarded by mu
 }
+
+// call is one in progress, which ends when its token is revoked.
+type call struct{ cancel context.CancelCauseFunc }
 
 type cached struct {
 	token  Token
@@ -84,29 +91,69 @@ type cached struct {
 
 // NewTokens returns a Tokens over a store.
 func NewTokens(store TokenStore) *Tokens {
-	return &Tokens{store: store, now: time.Now, cache: map[TokenHash]cached{}}
+	return &Tokens{store: store, now: time.Now, cache: map[TokenHash]cached{}, calls: map[string]map[*call]struct{}{}}
 }
 
 // Authenticate finds the token of an Authorization header: Denied if there is
 // none that is valid.
 func (t *Tokens) Authenticate(ctx context.Context, header string) (Token, error) {
+	tok, _, err := t.authenticate(ctx, header)
+	return tok, err
+}
+
+// Begin is Authenticate for a call that may last: the context that it returns
+// ends with Denied as its cause when the token is revoked. The caller calls end
+// when the call is over.
+func (t *Tokens) Begin(ctx context.Context, header string) (_ context.Context, _ Token, end func(), err error) {
+	for {
+		tok, seen, err := t.authenticate(ctx, header)
+		if err != nil {
+			return nil, Token{}, nil, err
+		}
+		t.mu.Lock()
+		if t.revoked != seen { // it may have been this one
+			t.mu.Unlock()
+			continue
+		}
+		ctx, cancel := context.WithCancelCause(ctx)
+		c := &call{cancel}
+		if t.calls[tok.ID] == nil {
+			t.calls[tok.ID] = map[*call]struct{}{}
+		}
+		t.calls[tok.ID][c] = struct{}{}
+		t.mu.Unlock()
+		return ctx, tok, func() {
+			t.mu.Lock()
+			delete(t.calls[tok.ID], c)
+			if len(t.calls[tok.ID]) == 0 {
+				delete(t.calls, tok.ID)
+			}
+			t.mu.Unlock()
+			cancel(nil)
+		}, nil
+	}
+}
+
+// authenticate also returns how many tokens had been revoked when it began.
+func (t *Tokens) authenticate(ctx context.Context, header string) (Token, int, error) {
 	scheme, secret, ok := strings.Cut(header, " ")
 	secret = strings.TrimSpace(secret)
 	if !ok || !strings.EqualFold(scheme, "Bearer") || len(secret) > maxSecret || !strings.HasPrefix(secret, TokenPrefix) {
-		return Token{}, sandbox.Denied.Errorf("no valid token")
+		return Token{}, 0, sandbox.Denied.Errorf("no valid token")
 	}
 	hash := HashSecret(secret)
 	now := t.now()
 	t.mu.Lock()
 	c, ok := t.cache[hash]
+	seen := t.revoked
 	t.mu.Unlock()
 	if !ok || now.After(c.until) {
 		tok, stored, err := t.store.LookupToken(ctx, hash)
 		if sandbox.KindOf(err) == sandbox.NotFound {
-			return Token{}, sandbox.Denied.Errorf("no valid token")
+			return Token{}, 0, sandbox.Denied.Errorf("no valid token")
 		}
 		if err != nil {
-			return Token{}, err
+			return Token{}, 0, err
 		}
 		c = cached{token: tok, until: now.Add(cacheFor), stored: stored, noted: c.noted}
 	}
@@ -114,7 +161,7 @@ func (t *Tokens) Authenticate(ctx context.Context, header string) (Token, error)
 	// how long a lookup takes tells nothing of use; this makes it independent of
 	// how the store compares.
 	if subtle.ConstantTimeCompare(hash[:], c.stored[:]) != 1 {
-		return Token{}, sandbox.Denied.Errorf("no valid token")
+		return Token{}, 0, sandbox.Denied.Errorf("no valid token")
 	}
 	if now.Sub(c.noted) > touchEvery {
 		c.noted = now
@@ -124,9 +171,11 @@ func (t *Tokens) Authenticate(ctx context.Context, header string) (Token, error)
 	if len(t.cache) >= cachedTokens {
 		clear(t.cache)
 	}
-	t.cache[hash] = c
+	if t.revoked == seen { // else it may have been this one
+		t.cache[hash] = c
+	}
 	t.mu.Unlock()
-	return c.token, nil
+	return c.token, seen, nil
 }
 
 // ValidSecret says whether s has the form of a secret.
@@ -169,11 +218,35 @@ func (t *Tokens) create(ctx context.Context, tok Token, hash TokenHash) (Token, 
 // List returns every token; never a secret.
 func (t *Tokens) List(ctx context.Context) ([]Token, error) { return t.store.ListTokens(ctx) }
 
-// Revoke makes a token invalid at once.
+// Revoke makes a token invalid at once, and ends the calls that were begun with
+// it. Conflict for the last one with admin rights: without any, the next start
+// would take up again what is in the file of the first.
 func (t *Tokens) Revoke(ctx context.Context, id string) error {
-	err := t.store.RevokeToken(ctx, id)
+	t.revoking.Lock()
+	defer t.revoking.Unlock()
+	all, err := t.store.ListTokens(ctx)
+	if err != nil {
+		return err
+	}
+	var last, others bool
+	for _, tok := range all {
+		last = last || tok.Admin && tok.ID == id
+		others = others || tok.Admin && tok.ID != id
+	}
+	if last && !others {
+		return sandbox.Conflict.Errorf("token %s is the last one with admin rights", id).
+			WithHint("make another one first: `viv token create --admin`")
+	}
+	err = t.store.RevokeToken(ctx, id)
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	clear(t.cache)
-	t.mu.Unlock()
-	return err
+	t.revoked++
+	if err != nil {
+		return err
+	}
+	for c := range t.calls[id] {
+		c.cancel(sandbox.Denied.Errorf("the token of this call was revoked"))
+	}
+	return nil
 }

@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -13,11 +15,15 @@ type memStore struct {
 	byHash  map[TokenHash]Token
 	lookups int
 	touched int
+	found   func() // called with what was found in hand; may be nil
 }
 
 func (s *memStore) LookupToken(_ context.Context, h TokenHash) (Token, TokenHash, error) {
 	s.lookups++
 	if t, ok := s.byHash[h]; ok {
+		if s.found != nil {
+			s.found()
+		}
 		return t, h, nil
 	}
 	return Token{}, h, sandbox.NotFound.Errorf("none")
@@ -27,7 +33,10 @@ func (s *memStore) CreateToken(_ context.Context, t Token, h TokenHash) error {
 	s.byHash[h] = t
 	return nil
 }
-func (s *memStore) ListTokens(context.Context) ([]Token, error) { return nil, nil }
+func (s *memStore) ListTokens(context.Context) ([]Token, error) {
+	return slices.Collect(maps.Values(s.byHash)), nil
+}
+
 func (s *memStore) RevokeToken(_ context.Context, id string) error {
 	for h, t := range s.byHash {
 		if t.ID == id {
@@ -79,6 +88,98 @@ func TestTokens(t *testing.T) {
 	}
 	if _, err := tokens.Authenticate(t.Context(), "Bearer "+secret); !errors.Is(err, sandbox.Denied) {
 		t.Errorf("a revoked token: %v", err)
+	}
+}
+
+// A call that found its token just before that was revoked neither goes on nor
+// keeps it in the cache.
+func TestRevokeMeanwhile(t *testing.T) {
+	t.Parallel()
+	store := &memStore{byHash: map[TokenHash]Token{}}
+	tokens := NewTokens(store)
+	tok, secret, err := tokens.Create(t.Context(), Token{Tenant: "acme"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store.found = func() {
+		store.found = nil
+		if err := tokens.Revoke(t.Context(), tok.ID); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, _, _, err := tokens.Begin(t.Context(), "Bearer "+secret); !errors.Is(err, sandbox.Denied) {
+		t.Errorf("begin: %v", err)
+	}
+	if _, err := tokens.Authenticate(t.Context(), "Bearer "+secret); !errors.Is(err, sandbox.Denied) {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+// What was begun with a token ends with it, and nothing else does.
+func TestRevokeEndsCalls(t *testing.T) {
+	t.Parallel()
+	tokens := NewTokens(&memStore{byHash: map[TokenHash]Token{}})
+	tok, secret, err := tokens.Create(t.Context(), Token{Tenant: "acme"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, other, err := tokens.Create(t.Context(), Token{Tenant: "acme"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := func(secret string) (context.Context, func()) {
+		ctx, got, end, err := tokens.Begin(t.Context(), "Bearer "+secret)
+		if err != nil || got.Tenant != "acme" {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		return ctx, end
+	}
+	first, endFirst := begin(secret)
+	second, endSecond := begin(secret)
+	third, endThird := begin(other)
+	endFirst()
+	if err := tokens.Revoke(t.Context(), tok.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := context.Cause(first); !errors.Is(err, context.Canceled) {
+		t.Errorf("one that was over: %v", err)
+	}
+	if err := context.Cause(second); !errors.Is(err, sandbox.Denied) {
+		t.Errorf("one in progress: %v", err)
+	}
+	if err := third.Err(); err != nil {
+		t.Errorf("of another token: %v", err)
+	}
+	endSecond()
+	endThird()
+	if len(tokens.calls) != 0 {
+		t.Errorf("kept: %v", tokens.calls)
+	}
+}
+
+// Without any token of an administrator the next start would take up again the
+// secret in the file of the first, which may be what was revoked.
+func TestRevokeLastAdmin(t *testing.T) {
+	t.Parallel()
+	tokens := NewTokens(&memStore{byHash: map[TokenHash]Token{}})
+	first, secret, err := tokens.Create(t.Context(), Token{Tenant: "default", Admin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := tokens.Create(t.Context(), Token{Tenant: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := tokens.Revoke(t.Context(), first.ID); !errors.Is(err, sandbox.Conflict) || sandbox.HintOf(err) == "" {
+		t.Errorf("the last one: %v", err)
+	}
+	if _, err := tokens.Authenticate(t.Context(), "Bearer "+secret); err != nil {
+		t.Error(err)
+	}
+	if _, _, err := tokens.Create(t.Context(), Token{Tenant: "default", Admin: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := tokens.Revoke(t.Context(), first.ID); err != nil {
+		t.Errorf("with another one: %v", err)
 	}
 }
 

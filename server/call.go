@@ -80,9 +80,10 @@ var _ connect.Interceptor = (*Interceptor)(nil)
 func (i *Interceptor) Authenticate(next http.Handler) http.Handler {
 	writer := connect.NewErrorWriter()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx, err := i.begin(r.Context(), r.Header)
+		ctx, done, err := i.begin(r.Context(), r.Header)
 		switch {
 		case err == nil:
+			defer done()
 			next.ServeHTTP(w, r.WithContext(ctx))
 		case writer.IsSupported(r):
 			_ = writer.Write(w, r, err) // fails where the client has left
@@ -93,21 +94,23 @@ func (i *Interceptor) Authenticate(next http.Handler) http.Handler {
 	})
 }
 
-func (i *Interceptor) begin(ctx context.Context, h http.Header) (context.Context, error) {
+// begin gives the context of a call, which ends when its token is revoked; done
+// is to be called when the call is over.
+func (i *Interceptor) begin(ctx context.Context, h http.Header) (_ context.Context, done func(), err error) {
 	if CallFrom(ctx).ID != "" {
-		return ctx, nil
+		return ctx, func() {}, nil
 	}
 	c := Call{ID: newID("")}
 	ctx = WithCall(ctx, c)
-	tok, err := i.Tokens.Authenticate(ctx, h.Get("Authorization"))
+	bound, tok, done, err := i.Tokens.Begin(ctx, h.Get("Authorization"))
 	if sandbox.KindOf(err) == sandbox.Denied {
-		return ctx, ErrUnauthenticated()
+		return ctx, nil, ErrUnauthenticated()
 	}
 	if err != nil {
-		return ctx, Wire(ctx, i.Log, err)
+		return ctx, nil, Wire(ctx, i.Log, err)
 	}
 	c.Token = tok
-	return WithCall(ctx, c), nil
+	return WithCall(bound, c), done, nil
 }
 
 func (i *Interceptor) end(ctx context.Context, procedure string, start time.Time, err error) error {
@@ -128,10 +131,11 @@ func (i *Interceptor) end(ctx context.Context, procedure string, start time.Time
 func (i *Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		start := time.Now()
-		ctx, err := i.begin(ctx, req.Header())
+		ctx, done, err := i.begin(ctx, req.Header())
 		if err != nil {
 			return nil, err
 		}
+		defer done()
 		res, err := next(ctx, req)
 		if err = i.end(ctx, req.Spec().Procedure, start, err); err != nil {
 			return nil, err
@@ -144,10 +148,11 @@ func (i *Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 func (i *Interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		start := time.Now()
-		ctx, err := i.begin(ctx, conn.RequestHeader())
+		ctx, done, err := i.begin(ctx, conn.RequestHeader())
 		if err != nil {
 			return err
 		}
+		defer done()
 		return i.end(ctx, conn.Spec().Procedure, start, next(ctx, conn))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -315,6 +316,53 @@ func TestTokensAreAnAdministrators(t *testing.T) {
 	}
 	if _, err := b.Info(t.Context()); !errors.Is(err, sandbox.Denied) {
 		t.Errorf("after revoke: %v", err)
+	}
+}
+
+// Revoking a token ends what was begun with it: a thief does not keep a terminal.
+func TestRevokeEndsStreams(t *testing.T) {
+	t.Parallel()
+	n := fake.Serve(t)
+	admin := dial(t, n.HTTP, n.Admin)
+	sb := create(t, admin, &v1.SandboxSpec{Name: "box"})
+	tok, secret, err := admin.CreateToken(t.Context(), "", "stolen", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t, n.HTTP, secret)
+	a, err := c.Attach(t.Context(), &v1.AttachRequest{SandboxId: sb.Id, Id: "cat", Spec: &v1.ExecSpec{Argv: []string{"cat"}, Stdin: "pipe"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Receive(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 3)
+	go func() {
+		for {
+			if _, err := a.Receive(); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	following := make(chan struct{})
+	go func() {
+		var once sync.Once
+		ended <- c.Events(t.Context(), &v1.WatchEventsRequest{After: -1, Follow: true}, func(*v1.Event) error { once.Do(func() { close(following) }); return nil })
+	}()
+	go func() { _, err := c.Wait(t.Context(), sb.Id, "ended", 0); ended <- err }()
+	<-following
+	if err := admin.RevokeToken(t.Context(), tok.Id); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := <-ended; !errors.Is(err, sandbox.Denied) {
+			t.Errorf("ended with %v", err)
+		}
+	}
+	if e, err := admin.GetExec(t.Context(), sb.Id, "cat"); err != nil || e.State != "running" {
+		t.Errorf("the command: %v, %v", e, err)
 	}
 }
 
