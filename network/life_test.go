@@ -664,7 +664,7 @@ func TestE4KilledAnywhere(t *testing.T) {
 	}
 	n.cancel()
 	<-n.tended
-	for n.bury() > 0 {
+	for n.drop(); n.forgetDying() > 0; n.drop() {
 		time.Sleep(time.Millisecond)
 	}
 	want := map[string]bool{}
@@ -764,7 +764,7 @@ func TestE4FailAnywhere(t *testing.T) {
 			t.Fatalf("%s: %v, %v", step, s, err)
 		}
 		n.opts.failpoint = nil
-		for n.bury() > 0 {
+		for n.drop(); n.forgetDying() > 0; n.drop() {
 			time.Sleep(time.Millisecond)
 		}
 		links, err := n.router.h.LinkList()

@@ -67,7 +67,8 @@ type Network struct {
 	used   map[uint32]bool // numbers in use or not yet forgotten
 	next   uint32
 
-	dying []*slot // their interfaces may still be there; used by tend
+	dying  []*slot   // their interfaces may still be there; used by tend
+	buried time.Time // when they were last looked at; used by tend
 }
 
 // state is what must be known before the kernel can be asked.

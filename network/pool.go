@@ -368,7 +368,7 @@ func (n *Network) tend() {
 		}
 		dying = nil
 		if n.bury() > 0 {
-			dying = time.After(50 * time.Millisecond)
+			dying = time.After(n.buryEvery())
 		}
 		if again != nil {
 			continue // still backing off
@@ -393,7 +393,7 @@ func (n *Network) refill() error {
 			return nil
 		}
 		if dead > 0 {
-			n.bury()
+			n.drop()
 		}
 		if _, err := n.grow(false); err != nil {
 			return err
@@ -408,10 +408,33 @@ func (n *Network) refill() error {
 // keeps the namespace, and loses the interface after this time.
 const linkGrace = time.Second
 
+// buryEvery is how long after a look at dying slots the next one is. To forget
+// flows, the kernel reads its whole connection table, which takes some 3 ms
+// even where that is empty; so it is done for many slots at once, unless numbers
+// run short.
+func (n *Network) buryEvery() time.Duration {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.used)*2 > int(n.maxSlots()) {
+		return 50 * time.Millisecond
+	}
+	return time.Second
+}
+
 // bury moves the destruction of released slots on: namespaces first, then,
 // when an interface has gone, the flows are forgotten and the number is given
 // back. It returns how many are not finished. Only tend calls it.
 func (n *Network) bury() int {
+	n.drop()
+	if len(n.dying) == 0 || time.Since(n.buried) < n.buryEvery() {
+		return len(n.dying)
+	}
+	n.buried = time.Now()
+	return n.forgetDying()
+}
+
+// drop lets the namespaces of released slots go.
+func (n *Network) drop() {
 	n.mu.Lock()
 	fresh := n.dead
 	n.dead = nil
@@ -426,9 +449,12 @@ func (n *Network) bury() int {
 		s.dropped = now
 		n.dying = append(n.dying, s)
 	}
-	if len(n.dying) == 0 {
-		return 0
-	}
+}
+
+// forgetDying finishes those dying slots whose interfaces have gone, or had
+// their time, and returns how many are left.
+func (n *Network) forgetDying() int {
+	now := time.Now()
 	var rest []*slot
 	gone := map[netip.Addr]bool{}
 	var numbers []uint32
