@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -10,7 +9,7 @@ import (
 )
 
 func (a *app) psCmd() *cobra.Command {
-	var all, removed, quiet, asJSON bool
+	var all, quiet, asJSON bool
 	var tags, stages []string
 	req := &v1.ListSandboxesRequest{}
 	cmd := &cobra.Command{
@@ -20,7 +19,7 @@ func (a *app) psCmd() *cobra.Command {
 	}
 	fs := cmd.Flags()
 	fs.BoolVarP(&all, "all", "a", false, "also those that ended")
-	fs.BoolVar(&removed, "removed", false, "with -a: also the death certificates of those that were removed")
+	fs.BoolVar(&req.Removed, "removed", false, "with -a: also the death certificates of those that were removed")
 	fs.BoolVarP(&quiet, "quiet", "q", false, "only ids")
 	fs.StringVar(&req.Name, "name", "", "only this name")
 	fs.StringArrayVar(&tags, "tag", nil, "only with this KEY=VALUE; may be repeated")
@@ -41,9 +40,6 @@ func (a *app) psCmd() *cobra.Command {
 		list, err := c.List(cmd.Context(), req)
 		if err != nil {
 			return err
-		}
-		if !removed {
-			list = slices.DeleteFunc(list, func(s *v1.Sandbox) bool { return s.Removed })
 		}
 		switch {
 		case asJSON:

@@ -50,7 +50,7 @@ func (c *Client) List(ctx context.Context, req *v1.ListSandboxesRequest) ([]*v1.
 		return res.Msg.Sandboxes, nil
 	}
 	var all []*v1.Sandbox
-	page := &v1.ListSandboxesRequest{Name: req.Name, Tags: req.Tags, Stages: req.Stages, Ended: req.Ended, Limit: listPage, After: req.After}
+	page := &v1.ListSandboxesRequest{Name: req.Name, Tags: req.Tags, Stages: req.Stages, Ended: req.Ended, Removed: req.Removed, Limit: listPage, After: req.After}
 	for {
 		res, err := c.Sandboxes.List(ctx, connect.NewRequest(page))
 		if err != nil {

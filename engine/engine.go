@@ -99,8 +99,11 @@ type Filter struct {
 	Tags   map[string]string
 	Stages []sandbox.Stage
 	Ended  bool // also those that ended
-	Limit  int
-	After  string // id
+	// Removed is, with Ended, also those that were removed: of them their death
+	// certificate is left.
+	Removed bool
+	Limit   int
+	After   string // id
 }
 
 // Until says what Wait waits for.

@@ -72,14 +72,18 @@ func (e *Engine) Get(ctx context.Context, tenant, ref string) (sandbox.Sandbox, 
 	return sb, err
 }
 
-// maxList bounds one answer of List.
-const maxList = 1000
+// defaultList and maxList bound one answer of List.
+const (
+	defaultList = 1000
+	maxList     = 10_000
+)
 
 // List gives a tenant's sandboxes, oldest first.
 func (e *Engine) List(ctx context.Context, tenant string, f Filter) ([]sandbox.Sandbox, error) {
-	if f.Limit <= 0 || f.Limit > maxList {
-		f.Limit = maxList
+	if f.Limit <= 0 {
+		f.Limit = defaultList
 	}
+	f.Limit = min(f.Limit, maxList)
 	var all []sandbox.Sandbox
 	add := func(sb sandbox.Sandbox) {
 		if f.Name != "" && sb.Spec.Name != f.Name || sb.ID <= f.After || len(f.Stages) > 0 && !slices.Contains(f.Stages, sb.Stage) {
@@ -106,14 +110,18 @@ func (e *Engine) List(ctx context.Context, tenant string, f Filter) ([]sandbox.S
 		add(b.record())
 	}
 	if f.Ended || slices.Contains(f.Stages, sandbox.StageEnded) {
-		ended, err := e.store.Ended(ctx, tenant, 10*maxList)
-		if err != nil {
-			return nil, err
-		}
-		for _, sb := range ended {
-			if !seen[sb.ID] {
-				add(sb)
+		living := len(all)
+		for after, more := f.After, true; more && len(all)-living < f.Limit; {
+			ended, err := e.store.Ended(ctx, tenant, f.Name, after, f.Removed, page)
+			if err != nil {
+				return nil, err
 			}
+			for _, sb := range ended {
+				if after = sb.ID; !seen[sb.ID] {
+					add(sb)
+				}
+			}
+			more = len(ended) == page
 		}
 	}
 	slices.SortFunc(all, func(a, b sandbox.Sandbox) int { return cmp.Compare(a.ID, b.ID) })

@@ -91,9 +91,12 @@ func (s *Store) Alive(ctx context.Context) ([]sandbox.Sandbox, error) {
 	return s.list(ctx, "SELECT guest_key, record FROM sandboxes WHERE alive = 1")
 }
 
-// Ended reads a tenant's ended ones that were not removed, newest first.
-func (s *Store) Ended(ctx context.Context, tenant string, limit int) ([]sandbox.Sandbox, error) {
-	return s.list(ctx, "SELECT guest_key, record FROM sandboxes WHERE tenant = ? AND alive = 0 AND removed = 0 ORDER BY ended DESC LIMIT ?", tenant, limit)
+// Ended reads a tenant's ended ones with an id after that one, oldest id first, at
+// most limit; of one name or ("") any, and those that were removed if removed is
+// set.
+func (s *Store) Ended(ctx context.Context, tenant, name, after string, removed bool, limit int) ([]sandbox.Sandbox, error) {
+	return s.list(ctx, `SELECT guest_key, record FROM sandboxes
+		WHERE tenant = ? AND id > ? AND alive = 0 AND removed <= ? AND (? = '' OR name = ?) ORDER BY id LIMIT ?`, tenant, after, removed, name, name, limit)
 }
 
 // EndedBefore reads those of all tenants that ended before t, at most limit.

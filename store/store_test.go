@@ -65,10 +65,10 @@ func TestRoundTrip(t *testing.T) {
 	if l, err := s.Alive(t.Context()); err != nil || len(l) != 0 {
 		t.Errorf("alive: %v, %v", l, err)
 	}
-	if l, err := s.Ended(t.Context(), "a", 10); err != nil || len(l) != 1 || l[0].Death.Reason != sandbox.ReasonStopped {
+	if l, err := s.Ended(t.Context(), "a", "", "", false, 10); err != nil || len(l) != 1 || l[0].Death.Reason != sandbox.ReasonStopped {
 		t.Errorf("ended: %v, %v", l, err)
 	}
-	if l, _ := s.Ended(t.Context(), "b", 10); len(l) != 0 {
+	if l, _ := s.Ended(t.Context(), "b", "", "", true, 10); len(l) != 0 {
 		t.Errorf("ended of another tenant: %v", l)
 	}
 }
@@ -290,8 +290,22 @@ func TestEndedBefore(t *testing.T) {
 	if err != nil || len(l) != 2 {
 		t.Errorf("%v, %v", l, err)
 	}
-	if l, _ := s.Ended(t.Context(), "a", 10); len(l) != 2 || l[0].ID != "sb-4" {
-		t.Errorf("newest first, without the removed: %v", l)
+	for _, c := range []struct {
+		name, after string
+		removed     bool
+		want        []string
+	}{
+		{"", "", false, []string{"sb-2", "sb-4"}}, {"", "", true, []string{"sb-2", "sb-4", "sb-5"}},
+		{"", "sb-2", false, []string{"sb-4"}}, {"", "sb-4", false, nil}, {"other", "", true, nil},
+	} {
+		l, err := s.Ended(t.Context(), "a", c.name, c.after, c.removed, 10)
+		var got []string
+		for _, x := range l {
+			got = append(got, x.ID)
+		}
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%+v: %q, %v", c, got, err)
+		}
 	}
 	ids, err := s.IDs(t.Context())
 	if err != nil || len(ids) != 4 || ids["sb-5"] {

@@ -71,7 +71,7 @@ func (s *sandboxes) Get(ctx context.Context, req *connect.Request[v1.GetSandboxR
 }
 
 func (s *sandboxes) List(ctx context.Context, req *connect.Request[v1.ListSandboxesRequest]) (*connect.Response[v1.ListSandboxesResponse], error) {
-	f := engine.Filter{Name: req.Msg.Name, Tags: req.Msg.Tags, Ended: req.Msg.Ended, Limit: int(req.Msg.Limit), After: req.Msg.After}
+	f := engine.Filter{Name: req.Msg.Name, Tags: req.Msg.Tags, Ended: req.Msg.Ended, Removed: req.Msg.Removed, Limit: int(req.Msg.Limit), After: req.Msg.After}
 	if f.Name != "" {
 		if err := checkID("the name", f.Name); err != nil {
 			return nil, err

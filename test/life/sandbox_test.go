@@ -476,6 +476,10 @@ func remove(t *testing.T, e *env) {
 	if err != nil || slices.ContainsFunc(l, func(x *v1.Sandbox) bool { return x.Id == sb.Id }) {
 		t.Errorf("it is listed, %v", err)
 	}
+	l, err = e.c.List(t.Context(), &v1.ListSandboxesRequest{Ended: true, Removed: true})
+	if err != nil || !slices.ContainsFunc(l, func(x *v1.Sandbox) bool { return x.Id == sb.Id && x.Removed }) {
+		t.Errorf("its certificate is not listed, %v", err)
+	}
 	// on request by itself, once it has ended
 	s := spec("true")
 	s.Remove = true

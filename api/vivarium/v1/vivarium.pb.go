@@ -1234,9 +1234,10 @@ type ListSandboxesRequest struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Tags          map[string]string      `protobuf:"bytes,2,rep,name=tags,proto3" json:"tags,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	Stages        []string               `protobuf:"bytes,3,rep,name=stages,proto3" json:"stages,omitempty"`
-	Ended         bool                   `protobuf:"varint,4,opt,name=ended,proto3" json:"ended,omitempty"` // also those that ended
-	Limit         int32                  `protobuf:"varint,5,opt,name=limit,proto3" json:"limit,omitempty"` // default 1000
-	After         string                 `protobuf:"bytes,6,opt,name=after,proto3" json:"after,omitempty"`  // id to go on after
+	Ended         bool                   `protobuf:"varint,4,opt,name=ended,proto3" json:"ended,omitempty"`     // also those that ended
+	Limit         int32                  `protobuf:"varint,5,opt,name=limit,proto3" json:"limit,omitempty"`     // default 1000
+	After         string                 `protobuf:"bytes,6,opt,name=after,proto3" json:"after,omitempty"`      // id to go on after
+	Removed       bool                   `protobuf:"varint,7,opt,name=removed,proto3" json:"removed,omitempty"` // with ended: also the death certificates of those that were removed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1311,6 +1312,13 @@ func (x *ListSandboxesRequest) GetAfter() string {
 		return x.After
 	}
 	return ""
+}
+
+func (x *ListSandboxesRequest) GetRemoved() bool {
+	if x != nil {
+		return x.Removed
+	}
+	return false
 }
 
 type ListSandboxesResponse struct {
@@ -6467,14 +6475,15 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\x11GetSandboxRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"D\n" +
 	"\x12GetSandboxResponse\x12.\n" +
-	"\asandbox\x18\x01 \x01(\v2\x14.vivarium.v1.SandboxR\asandbox\"\xfe\x01\n" +
+	"\asandbox\x18\x01 \x01(\v2\x14.vivarium.v1.SandboxR\asandbox\"\x98\x02\n" +
 	"\x14ListSandboxesRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12?\n" +
 	"\x04tags\x18\x02 \x03(\v2+.vivarium.v1.ListSandboxesRequest.TagsEntryR\x04tags\x12\x16\n" +
 	"\x06stages\x18\x03 \x03(\tR\x06stages\x12\x14\n" +
 	"\x05ended\x18\x04 \x01(\bR\x05ended\x12\x14\n" +
 	"\x05limit\x18\x05 \x01(\x05R\x05limit\x12\x14\n" +
-	"\x05after\x18\x06 \x01(\tR\x05after\x1a7\n" +
+	"\x05after\x18\x06 \x01(\tR\x05after\x12\x18\n" +
+	"\aremoved\x18\a \x01(\bR\aremoved\x1a7\n" +
 	"\tTagsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
