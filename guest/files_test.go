@@ -367,3 +367,45 @@ for fam, addr in (socket.AF_INET, ("127.0.0.1", 7000)), (socket.AF_UNIX, "` + b.
 		t.Fatal("cancelled dial")
 	}
 }
+
+// A program inside gets what was sent to it and nothing else, however long
+// nothing is sent: the nudges are between guest and host.
+func TestDialPause(t *testing.T) {
+	t.Parallel()
+	b := start(t)
+	s, err := b.StartExec(b.ctx(), newID(), sandbox.ExecSpec{Argv: []string{"python3", "-c", `
+import socket
+l = socket.socket(); l.bind(("127.0.0.1", 7001)); l.listen(5)
+print("ready", flush=True)
+c = l.accept()[0]
+while True:
+    p = c.recv(100)
+    if not p: break
+    c.sendall(p)
+`}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if f, err := s.Recv(); err != nil || f.Exit != nil {
+		t.Fatal(err, f)
+	}
+	c, err := b.Dial(b.ctx(), 7001)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("one ")); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(1500 * time.Millisecond) // longer than all nudges
+	if _, err := c.Write([]byte("two")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(c); err != nil || string(got) != "one two" {
+		t.Fatalf("%q, %v", got, err)
+	}
+}

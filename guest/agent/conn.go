@@ -12,8 +12,8 @@ import (
 	"vivarium/guest/wire"
 )
 
-// conn is a connection from the host: a socket in the runtime's poller, without
-// package net.
+// conn is a socket in the runtime's poller, without package net: a connection
+// from the host, on which there are frames, or one to a program inside.
 type conn struct {
 	f   *os.File
 	raw syscall.RawConn
@@ -52,7 +52,7 @@ func (c *conn) fail(err error) error {
 	return c.frame(wire.TError, func(b []byte) []byte { return wire.AppendError(b, err) })
 }
 
-// send writes head and body as one, without joining them.
+// send writes head and body, which are a frame, as one, without joining them.
 func (c *conn) send(head, body []byte) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
