@@ -25,39 +25,50 @@ const (
 // events numbers what happens and hands it to the store; whoever follows reads
 // it back from there, so that a slow follower holds nothing up.
 type events struct {
-	store *store.Store
+	store eventStore
 	log   *slog.Logger
 
 	mu      sync.Mutex
 	seq     int64         // guarded by mu
+	stored  int64         // up to here they are in the store; guarded by mu
 	changed chan struct{} // closed when an event was stored; guarded by mu
 }
 
-func newEvents(s *store.Store, log *slog.Logger, last int64) *events {
-	return &events{store: s, log: log, seq: last, changed: make(chan struct{})}
+// eventStore is what this needs of store.Store.
+type eventStore interface {
+	AddEvent(e sandbox.Event) *store.Pending
+	Events(ctx context.Context, tenant, sandboxID string, after int64, limit int) ([]sandbox.Event, error)
+}
+
+func newEvents(s eventStore, log *slog.Logger, last int64) *events {
+	return &events{store: s, log: log, seq: last, stored: last, changed: make(chan struct{})}
 }
 
 func (v *events) emit(tenant, sandboxID, kind, message string, attrs map[string]string) {
 	v.mu.Lock()
 	v.seq++
+	seq := v.seq
 	// under the lock, so that the numbers reach the store in order
-	p := v.store.AddEvent(sandbox.Event{Seq: v.seq, Time: time.Now(), Tenant: tenant, SandboxID: sandboxID, Kind: kind, Message: message, Attrs: attrs})
+	p := v.store.AddEvent(sandbox.Event{Seq: seq, Time: time.Now(), Tenant: tenant, SandboxID: sandboxID, Kind: kind, Message: message, Attrs: attrs})
 	v.mu.Unlock()
 	p.Then(func(err error) {
 		if err != nil {
 			v.log.Error("store event", "kind", kind, "sandbox", sandboxID, "err", err)
 		}
 		v.mu.Lock()
+		v.stored = max(v.stored, seq) // they are stored in order
 		close(v.changed)
 		v.changed = make(chan struct{})
 		v.mu.Unlock()
 	})
 }
 
-func (v *events) now() (seq int64, changed <-chan struct{}) {
+// now gives the newest number, the one up to which all are stored, and what tells
+// of the next one that is.
+func (v *events) now() (seq, stored int64, changed <-chan struct{}) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.seq, v.changed
+	return v.seq, v.stored, v.changed
 }
 
 // page is how many events are read at once.
@@ -75,15 +86,15 @@ func (e *Engine) Events(ctx context.Context, tenant, ref string, after int64, fo
 		id = sb.ID
 	}
 	if after == 0 {
-		after, _ = e.events.now()
+		after, _, _ = e.events.now()
 	}
 	// what a caller knows to have happened is to be in what he reads
 	if err := e.store.Flush(); err != nil {
 		return err
 	}
 	for {
-		_, changed := e.events.now()
-		l, err := e.store.Events(ctx, tenant, id, after, page)
+		_, stored, changed := e.events.now()
+		l, err := e.events.store.Events(ctx, tenant, id, after, page)
 		if err != nil {
 			return err
 		}
@@ -99,6 +110,8 @@ func (e *Engine) Events(ctx context.Context, tenant, ref string, after int64, fo
 		if !follow {
 			return nil
 		}
+		// what others caused up to here is not read through again and again
+		after = max(after, stored)
 		select {
 		case <-changed:
 		case <-ctx.Done():

@@ -29,11 +29,21 @@ func (s *Store) LastEvent(ctx context.Context) (int64, error) {
 	return seq.Int64, kinded("read events", err)
 }
 
+const (
+	eventColumns = "SELECT seq, time, tenant, sandbox, kind, message, attrs FROM events "
+	eventsOfAll  = eventColumns + "WHERE tenant = ? AND seq > ? ORDER BY seq LIMIT ?"
+	eventsOfOne  = eventColumns + "WHERE tenant = ? AND sandbox = ? AND seq > ? ORDER BY seq LIMIT ?"
+)
+
 // Events reads a tenant's events after seq, of one sandbox or (sandboxID "")
 // all, in order, at most limit.
 func (s *Store) Events(ctx context.Context, tenant, sandboxID string, after int64, limit int) ([]sandbox.Event, error) {
-	rows, err := s.read.QueryContext(ctx, `SELECT seq, time, tenant, sandbox, kind, message, attrs FROM events
-		WHERE tenant = ? AND seq > ? AND (? = '' OR sandbox = ?) ORDER BY seq LIMIT ?`, tenant, after, sandboxID, sandboxID, limit)
+	// two queries, so that each is answered from an index
+	query, args := eventsOfAll, []any{tenant, after, limit}
+	if sandboxID != "" {
+		query, args = eventsOfOne, []any{tenant, sandboxID, after, limit}
+	}
+	rows, err := s.read.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, kinded("read events", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -272,6 +273,20 @@ func TestEvents(t *testing.T) {
 	}
 	if l, _ := s.Events(t.Context(), "a", "", 0, 100); len(l) != 0 {
 		t.Errorf("too old, and there: %v", l)
+	}
+}
+
+// Reading the events of one sandbox does not mean to read those of all.
+func TestEventsOfOneUseTheirIndex(t *testing.T) {
+	t.Parallel()
+	s := open(t, t.TempDir())
+	var id, parent, unused int
+	var plan string
+	if err := s.read.QueryRowContext(t.Context(), "EXPLAIN QUERY PLAN "+eventsOfOne, "a", "sb-1", 0, 10).Scan(&id, &parent, &unused, &plan); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(plan, "event_sandbox (tenant=? AND sandbox=? AND seq>?)") {
+		t.Errorf("the plan is %q", plan)
 	}
 }
 
