@@ -453,22 +453,38 @@ func (x *execution) over() {
 	x.b.retire(x)
 }
 
-// keepExecs is how many ended execs of a living sandbox are kept.
-const keepExecs = 1000
+const (
+	// keepExecs is how many ended execs of a living sandbox are kept.
+	keepExecs = 1000
+	// keepSpecs is how many bytes their commands and environments may have
+	// together: they are held in memory, and one may be two megabytes long.
+	keepSpecs = 4 << 20
+)
+
+func specSize(s sandbox.ExecSpec) (n int64) {
+	for _, a := range s.Argv {
+		n += int64(len(a))
+	}
+	for k, v := range s.Env {
+		n += int64(len(k) + len(v))
+	}
+	return n
+}
 
 // retire counts an ended exec, and forgets the oldest ones beyond what is kept.
 func (b *box) retire(x *execution) {
 	b.mu.Lock()
 	b.running--
 	b.doneExecs = append(b.doneExecs, x.rec.ID)
-	var held int64
+	var held, specs int64
 	var drop []*execution
 	for i := len(b.doneExecs) - 1; i >= 0; i-- {
 		o := b.execs[b.doneExecs[i]]
 		f1, l1 := o.stdout.Bounds()
 		f2, l2 := o.stderr.Bounds()
 		held += l1 - f1 + l2 - f2
-		if over := len(b.doneExecs)-i > keepExecs || held > b.e.opts.SpoolSandbox; over && o != x && o.rec.ID != sandbox.MainExec {
+		specs += specSize(o.rec.Spec)
+		if over := len(b.doneExecs)-i > keepExecs || held > b.e.opts.SpoolSandbox || specs > keepSpecs; over && o != x && o.rec.ID != sandbox.MainExec {
 			drop = append(drop, o)
 			delete(b.execs, o.rec.ID)
 			b.doneExecs = append(b.doneExecs[:i], b.doneExecs[i+1:]...)
