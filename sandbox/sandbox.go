@@ -30,19 +30,6 @@ type Probe struct {
 	Timeout  time.Duration // of one try; default 5 s
 }
 
-// NetworkMode is the base of a policy.
-type NetworkMode string
-
-const (
-	NetworkPublic NetworkMode = "public" // the public internet and nothing private, link-local, host or neighbour
-	NetworkNone   NetworkMode = "none"
-)
-
-// NetworkPolicy says what a sandbox may reach.
-type NetworkPolicy struct {
-	Mode NetworkMode
-}
-
 // Capabilities to add to, or drop from, Docker's default set. Names as in
 // capabilities(7), such as CAP_NET_ADMIN.
 type Capabilities struct{ Add, Drop []string }
