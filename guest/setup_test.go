@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -60,6 +61,85 @@ func TestSetup(t *testing.T) {
 	}
 	if err := b.Prepare(b.ctx(), wire.Setup{Hosts: strings.Repeat("x", 40<<10)}); !errors.Is(err, sandbox.Invalid) {
 		t.Fatal(err)
+	}
+}
+
+// D1: what is dropped nothing in the sandbox has, nor gets by a setuid program,
+// and the guest can still start commands and do file operations as any user.
+// It may be told twice, as after the daemon was restarted.
+func TestDropCaps(t *testing.T) {
+	t.Parallel()
+	b := start(t)
+	var all []int
+	for c := 0; c <= unix.CAP_LAST_CAP; c++ {
+		if set, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0); err == nil && set == 1 {
+			all = append(all, c)
+		}
+	}
+	if len(all) < 20 {
+		t.Skip("this process has few capabilities itself")
+	}
+	for range 2 {
+		if err := b.Prepare(b.ctx(), wire.Setup{DropCaps: all}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	os.WriteFile(b.tmp+"/mine", []byte("x"), 0o600)
+	os.Chown(b.tmp+"/mine", 1234, 1234)
+	grep, err := exec.LookPath("grep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(grep)
+	if err != nil {
+		t.Fatal(err)
+	}
+	os.WriteFile(b.tmp+"/setuid", raw, 0o755)
+	os.Chmod(b.tmp+"/setuid", 0o755|os.ModeSetuid)
+	const zero, none = "0000000000000000", "CapInh:\t0\nCapPrm:\t0\nCapEff:\t0\nCapBnd:\t0\nCapAmb:\t0\n"
+	for _, c := range []struct{ prog, user, ids string }{
+		{grep, "", "Uid:\t0\t0\t0\t0\n"}, {grep, "1234:5", "Uid:\t1234\t1234\t1234\t1234\n"}, {b.tmp + "/setuid", "1234:5", "Uid:\t1234\t0\t0\t0\n"},
+	} {
+		r := b.run(sandbox.ExecSpec{Argv: []string{c.prog, "-E", "^(Uid|Cap)", "/proc/self/status"}, User: c.user})
+		if got := strings.ReplaceAll(r.out, zero, "0"); got != c.ids+none {
+			t.Errorf("%s as %q: %q, %v", c.prog, c.user, got, r.st)
+		}
+	}
+	// root without CAP_DAC_OVERRIDE
+	if r := b.sh("cat " + b.tmp + "/mine"); r.st.Code == 0 {
+		t.Errorf("root reads another user's file: %+v", r)
+	}
+	if _, err := b.WriteFile(b.ctx(), "1234", b.tmp+"/made", strings.NewReader("x"), guest.WriteOptions{}); err != nil {
+		t.Error(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(b.tmp+"/made", &st); err != nil || st.Uid != 1234 {
+		t.Error(st.Uid, err)
+	}
+	s, err := b.StartExec(b.ctx(), newID(), sandbox.ExecSpec{Argv: []string{"sleep", "1000"}, User: "1234"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Signal(int(unix.SIGTERM)); err != nil {
+		t.Fatal(err)
+	}
+	if r := collect(t, s); r.st.Signal != int(unix.SIGTERM) {
+		t.Errorf("%+v", r)
+	}
+	var keeps uint64
+	for _, c := range wire.KeptCaps {
+		keeps |= 1 << c
+	}
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(b.pid) + "/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if f := strings.Fields(line); f[0] == "CapEff:" || f[0] == "CapPrm:" {
+			if n, err := strconv.ParseUint(f[1], 16, 64); err != nil || n&^keeps != 0 || n&(1<<unix.CAP_SETUID) == 0 {
+				t.Errorf("the guest has %s %s", f[0], f[1])
+			}
+		}
 	}
 }
 

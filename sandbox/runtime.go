@@ -75,7 +75,7 @@ type GuestSetup struct {
 	Hosts      string   // contents of /etc/hosts
 	ResolvConf string   // contents of /etc/resolv.conf
 	Unmount    []string // mount points that the image shall not have
-	DropCaps   []int    // capabilities(7), by number, to give up for good
+	DropCaps   []int    // capabilities(7), by number, that no command has
 }
 
 // StartSpec is what a booted machine needs to run the guest on an image.

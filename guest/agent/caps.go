@@ -1,19 +1,20 @@
 package agent
 
 import (
+	"slices"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"vivarium/guest/wire"
 	"vivarium/sandbox"
 )
 
-// dropCaps gives up capabilities for this process and everything it will start:
-// out of the bounding set, so that no exec brings them back, and out of every
-// set of every thread (capabilities(7)). CAP_SYS_RESOURCE alone stays with this
-// process: the limit on processes is for what it starts, and a Go program that
-// cannot have one more thread dies.
+// dropCaps takes capabilities from everything that this process will start: out
+// of the bounding set, so that no exec brings them back (capabilities(7)), and
+// out of the inheritable set. This process gives them up as well, in every
+// thread, but for wire.KeptCaps.
 func dropCaps(caps []int) error {
 	if len(caps) == 0 {
 		return nil
@@ -29,14 +30,14 @@ func dropCaps(caps []int) error {
 		return sandbox.Internal.Errorf("read capabilities: %w", err)
 	}
 	for _, c := range caps {
-		if c == unix.CAP_SYS_RESOURCE {
-			continue
-		}
 		bit := uint32(1) << (c % 32)
 		d := &data[c/32]
+		d.Inheritable &^= bit
+		if slices.Contains(wire.KeptCaps, c) {
+			continue
+		}
 		d.Effective &^= bit
 		d.Permitted &^= bit
-		d.Inheritable &^= bit
 	}
 	if _, _, e := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&hdr)), uintptr(unsafe.Pointer(&data[0])), 0); e != 0 {
 		return sandbox.Internal.Errorf("drop capabilities: %w", e)

@@ -3,8 +3,9 @@ package wire
 import (
 	"fmt"
 	"strconv"
-
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Method is what a control call asks for.
@@ -123,7 +124,17 @@ type Setup struct {
 	MachineID  string // contents of /etc/machine-id
 	Dirs       []string
 	Unmount    []string // mount points that the image shall not have
-	DropCaps   []int    // capabilities(7), by number, to give up for good after all this
+	DropCaps   []int    // capabilities(7), by number, that nothing in the sandbox has after all this
+}
+
+// KeptCaps are the capabilities that the guest keeps for itself where the
+// sandbox has not got them: to start commands and to make files as any user, to
+// signal them, to take capabilities from them; and CAP_SYS_RESOURCE, because the
+// limit on processes is for what it starts, and a Go program that cannot have
+// one more thread dies. In gVisor they mean nothing outside the sandbox.
+var KeptCaps = []int{
+	unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_FSETID, unix.CAP_KILL,
+	unix.CAP_SETGID, unix.CAP_SETUID, unix.CAP_SETPCAP, unix.CAP_SYS_RESOURCE,
 }
 
 // Append appends s as a payload.

@@ -21,12 +21,18 @@ var dockerCapabilities = []string{
 	"CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
 
-// guestCapabilities are what the guest needs while it sets up (sethostname,
-// umount), and to give them up before it runs anything, unless the sandbox has
-// them: taking one out of the bounding set needs CAP_SETPCAP. CAP_SYS_RESOURCE,
-// which in gVisor exempts from the limit on processes, it keeps for itself: a
-// fork bomb must not end the guest. It means nothing outside the sandbox.
-var guestCapabilities = []string{"CAP_SYS_ADMIN", "CAP_SETPCAP", "CAP_SYS_RESOURCE"}
+// guestCapabilities are what the guest starts with beside those of its sandbox:
+// what it keeps for itself, and what it needs only while it sets up
+// (sethostname, umount).
+func guestCapabilities() []string {
+	names := []string{"CAP_SYS_ADMIN"}
+	for name, n := range capabilityNumbers {
+		if slices.Contains(wire.KeptCaps, n) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
 
 // Capabilities are the ones that commands of a sandbox have, by name.
 func Capabilities(c sandbox.Capabilities) ([]string, error) {
@@ -79,7 +85,7 @@ func allCapabilities() []string {
 }
 
 // podSpec is the root container of a machine.
-func (r *Runtime) podSpec(slot sandbox.Slot, hostname string) *specs.Spec {
+func (r *Runtime) podSpec(slot sandbox.Slot, hostname string, uid int) *specs.Spec {
 	s := &specs.Spec{
 		Version:  specVersion,
 		Hostname: hostname,
@@ -95,6 +101,7 @@ func (r *Runtime) podSpec(slot sandbox.Slot, hostname string) *specs.Spec {
 			"io.kubernetes.cri.container-name": "pause",
 			"dev.gvisor.spec.rootfs.type":      "erofs",
 			"dev.gvisor.spec.rootfs.source":    r.opts.PauseImage,
+			uidAnnotation:                      strconv.Itoa(uid),
 		},
 		Linux: &specs.Linux{
 			Namespaces: []specs.LinuxNamespace{{Type: "pid"}, {Type: "ipc"}, {Type: "uts"}, {Type: "mount"}, {Type: "network", Path: slot.Netns}},
@@ -132,7 +139,7 @@ func setup(slot sandbox.Slot, s sandbox.StartSpec) (sandbox.GuestSetup, error) {
 	if s.Nameserver.IsValid() {
 		set.ResolvConf = "nameserver " + s.Nameserver.String() + "\n"
 	}
-	for _, c := range guestCapabilities {
+	for _, c := range guestCapabilities() {
 		if !slices.Contains(caps, c) {
 			set.DropCaps = append(set.DropCaps, capabilityNumbers[c])
 		}
@@ -147,7 +154,7 @@ func (r *Runtime) mainSpec(machine string, slot sandbox.Slot, s sandbox.StartSpe
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range guestCapabilities {
+	for _, c := range guestCapabilities() {
 		if !slices.Contains(guestCaps, c) {
 			guestCaps = append(guestCaps, c)
 		}

@@ -30,6 +30,7 @@ var verbs = map[string]func(args []string){
 	"orphans":  orphans,
 	"calls":    calls,
 	"suid":     suid,
+	"caps":     caps,
 	"trace":    trace,
 	"swap":     swap,
 	"crash":    crash,
@@ -270,6 +271,23 @@ func calls([]string) {
 // suid says who it is; it is called through a copy of itself with the bit set.
 func suid([]string) {
 	fmt.Println(unix.Getuid(), unix.Geteuid())
+}
+
+// caps says what it may do: busybox could not, it gives up what the bit gives.
+func caps([]string) {
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &data[0]); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Printf("CapEff %x\nCapPrm %x\n", uint64(data[1].Effective)<<32|uint64(data[0].Effective), uint64(data[1].Permitted)<<32|uint64(data[0].Permitted))
+	var bound uint64
+	for c := range 64 {
+		if set, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0); err == nil && set == 1 {
+			bound |= 1 << c
+		}
+	}
+	fmt.Printf("CapBnd %x\n", bound)
 }
 
 // userns makes a user namespace, in it one for mounts, and mounts there.
