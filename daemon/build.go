@@ -58,20 +58,20 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		return nil, err
 	}
 	closers = append(closers, st.Close)
-	images, err := image.Open(ctx, image.Options{
-		Dir: filepath.Join(cfg.DataDir, "images"), DiskBudget: int64(cfg.Images.DiskBudget), Mirrors: cfg.Images.Mirrors, Insecure: cfg.Images.Insecure,
-		Credentials: credentials,
-		Limits:      image.Limits{LayerBytes: int64(cfg.Images.MaxLayerBytes), Entries: cfg.Images.MaxEntries},
-	})
-	if err != nil {
-		return nil, err
-	}
-	closers = append(closers, images.Close)
 	instance := instanceOf(cfg.DataDir)
 	opts, err := networkOptions(cfg, instance, log)
 	if err != nil {
 		return nil, err
 	}
+	images, err := image.Open(ctx, image.Options{
+		Dir: filepath.Join(cfg.DataDir, "images"), DiskBudget: int64(cfg.Images.DiskBudget), Mirrors: cfg.Images.Mirrors, Insecure: cfg.Images.Insecure,
+		Credentials: credentials, Fetch: fetchPolicy(cfg, opts.Grants, opts.Deny),
+		Limits: image.Limits{LayerBytes: int64(cfg.Images.MaxLayerBytes), Entries: cfg.Images.MaxEntries},
+	})
+	if err != nil {
+		return nil, err
+	}
+	closers = append(closers, images.Close)
 	nw, err := network.Open(ctx, opts)
 	if err != nil {
 		return nil, err

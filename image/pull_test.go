@@ -449,13 +449,23 @@ func TestPullDialPolicy(t *testing.T) {
 	reg := newRegistry(t)
 	ref := reg.push(t, "a/b:1", testImage(t, tarOf(t, ent{name: "f", data: "1"})))
 	var asked sync.Map
-	s := open(t, Options{Fetch: func(_ context.Context, tenant, _, addr string) error {
+	policy := func(_ context.Context, tenant, _, addr string) error {
 		asked.Store(tenant+" "+addr, true)
 		if tenant == "bad" {
 			return errors.New("not for you")
 		}
 		return nil
+	}
+	s := open(t, Options{Fetch: func(tenant string) DialPolicy {
+		if tenant == "free" {
+			return nil
+		}
+		return policy
 	}})
+	if _, err := s.Pull(context.Background(), "free", ref, PullOptions{}); err != nil {
+		t.Error(err)
+	}
+	asked.Range(func(k, _ any) bool { t.Errorf("asked for %v", k); return true })
 	if _, err := s.Pull(context.Background(), "good", ref, PullOptions{}); err != nil {
 		t.Error(err)
 	}

@@ -31,7 +31,11 @@ func (s *Store) newTransport(tenant string) (rt http.RoundTripper, closeIdle fun
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: 64 << 10,
 	}
-	if policy := s.opt.Fetch; policy != nil {
+	var policy DialPolicy
+	if s.opt.Fetch != nil {
+		policy = s.opt.Fetch(tenant)
+	}
+	if policy != nil {
 		// A proxy would connect in our stead, where no policy sees it.
 		t.Proxy = nil
 		d.ControlContext = func(ctx context.Context, network, addr string, _ syscall.RawConn) error {
@@ -54,7 +58,7 @@ type refused struct {
 func (r *refused) Error() string { return fmt.Sprintf("connection to %s refused: %v", r.addr, r.err) }
 func (r *refused) Unwrap() error {
 	return sandbox.Denied.Errorf("connection to %s refused by policy: %w", r.addr, r.err).
-		WithHint("the network policy of this tenant does not allow it")
+		WithHint("the operator can name a private registry in `images.mirrors` or grant its address in `network.grants`")
 }
 
 // httpsOnly refuses plain HTTP to hosts that are not named for it, so that

@@ -72,8 +72,9 @@ type Options struct {
 	// of Keychain, so that one does not fetch with what belongs to another. A
 	// nil result is a tenant without credentials.
 	Credentials func(tenant string) authn.Keychain
-	// Fetch decides on connections; nil allows all.
-	Fetch DialPolicy
+	// Fetch gives what decides on the connections for a tenant; nil, or a nil
+	// result, allows all. Where something decides, no proxy is used.
+	Fetch func(tenant string) DialPolicy
 	// InUse reports images that must stay although no Use is open, for the
 	// evictions that Pull and Load start. May be nil.
 	InUse func(id string) bool

@@ -8,7 +8,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -232,6 +234,33 @@ func otherTenants(t *testing.T, e *env) {
 	}
 	if _, err := mine.c.GetImage(t.Context(), "secret:1"); err != nil {
 		t.Error(err)
+	}
+}
+
+// A tenant does not reach the host's loopback by a pull, and reads nothing of what
+// answers there in an error; the operator may have his registry there.
+func privatePulls(t *testing.T, e *env) {
+	var asked atomic.Int64
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		if r.URL.Path != "/v2/" {
+			http.Error(w, "internal secret", http.StatusNotFound)
+		}
+	}))
+	defer srv.Close()
+	ref := strings.TrimPrefix(srv.URL, "http://") + "/any/path:1"
+	c := e.NewTenant("puller")
+	_, err := c.PullImage(t.Context(), &v1.PullImageRequest{Ref: ref}, nil)
+	is(t, "pull from loopback", err, sandbox.Denied, "refused", true)
+	_, err = c.Create(t.Context(), &v1.SandboxSpec{Image: ref}, client.CreateOptions{Wait: true})
+	is(t, "create from loopback", err, sandbox.Denied, "refused", true)
+	if n := asked.Load(); n != 0 || strings.Contains(err.Error(), "secret") {
+		t.Errorf("%d requests were made: %v", n, err)
+	}
+	_, err = e.c.PullImage(t.Context(), &v1.PullImageRequest{Ref: ref}, nil)
+	is(t, "the operator's pull", err, sandbox.NotFound, "", false)
+	if asked.Load() == 0 {
+		t.Error("the operator does not reach his registry")
 	}
 }
 
