@@ -62,6 +62,7 @@ func doctorOptions(o *doctor.Options, cfg *config.Config) {
 	o.DataDir, o.UnixSocket = cfg.DataDir, cfg.UnixSocket
 	o.CPURequest, o.MemoryRequest = int64(cfg.Defaults.CPURequest), int64(cfg.Defaults.MemoryRequest)
 	o.ReserveCPU, o.ReserveMemory, o.ReserveDisk = int64(cfg.Reserve.CPU), int64(cfg.Reserve.Memory), int64(cfg.Reserve.Disk)
+	o.FirstUID, o.UIDs = cfg.UIDs.First, cfg.UIDs.Count
 	n := &o.Network
 	n.Dir, n.Instance = cfg.DataDir, instanceOf(cfg.DataDir)
 	if p, err := netip.ParsePrefix(cfg.Network.Subnet); err == nil {

@@ -25,6 +25,7 @@ type Config struct {
 	UnixSocket   string    `yaml:"unix_socket"`
 	CgroupParent string    `yaml:"cgroup_parent"`
 	Log          Log       `yaml:"log"`
+	UIDs         UIDs      `yaml:"uids"`
 	Pool         Pool      `yaml:"pool"`
 	Defaults     Defaults  `yaml:"defaults"`
 	Limits       Limits    `yaml:"limits"`
@@ -40,6 +41,13 @@ type Config struct {
 type Log struct {
 	Level  string `yaml:"level"`  // debug, info, warn, error
 	Format string `yaml:"format"` // text, json
+}
+
+// UIDs is the range of users, and of groups of the same numbers, that sentries
+// run as.
+type UIDs struct {
+	First int `yaml:"first"`
+	Count int `yaml:"count"`
 }
 
 // Pool is the pool of booted machines.
@@ -142,7 +150,12 @@ func Default() *Config {
 		Listen:       "127.0.0.1:7878",
 		CgroupParent: "vivarium",
 		Log:          Log{Level: "info", Format: "text"},
-		Pool:         Pool{Size: 8},
+		// above what useradd gives to subordinate users (100,000 to 600,100,000),
+		// systemd to containers (524,288 to 1,879,048,191) and SSSD to a directory's
+		// users (200,000 to 2,000,200,000), below systemd's foreign users
+		// (2,147,352,576)
+		UIDs: UIDs{First: 2_046_820_352, Count: 65_536},
+		Pool: Pool{Size: 8},
 		Defaults: Defaults{
 			Runtime: "gvisor", Network: "public",
 			CPURequest: 1, CPULimit: 2000,

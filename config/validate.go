@@ -59,6 +59,7 @@ func (c *Config) validate(where places) error {
 	oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	oneOf("log.format", c.Log.Format, "text", "json")
 	between("pool.size", c.Pool.Size, 0, 256)
+	c.validateUIDs(bad, between)
 	c.validateResources(bad, between, oneOf, size, span)
 
 	const day = 24 * time.Hour
@@ -143,6 +144,28 @@ func (c *Config) validateResources(
 	between("reserve.cpu", int(c.Reserve.CPU), 0, 1_000_000)
 	size("reserve.memory", c.Reserve.Memory, 0, 1<<46)
 	size("reserve.disk", c.Reserve.Disk, 0, 1<<50)
+}
+
+func (c *Config) validateUIDs(bad func(string, string, ...any), between func(string, int, int, int)) {
+	const (
+		firstUser = 1000 // below are those of the system
+		nobody    = 65534
+		most      = 1<<31 - 1 // beyond, programs take users for negative
+	)
+	u := c.UIDs
+	between("uids.first", u.First, firstUser, most)
+	between("uids.count", u.Count, 1, 1<<24)
+	if u.First < firstUser || u.First > most || u.Count < 1 || u.Count > 1<<24 {
+		return
+	}
+	if last := u.First + u.Count - 1; last > most {
+		bad("uids.count", "%d from %d on end beyond %d", u.Count, u.First, most)
+	} else if u.First <= nobody+1 && last >= nobody { // 65535 is no user either: 16 bits of -1
+		bad("uids.first", "the range %d to %d has nobody in it, %d", u.First, last, nobody)
+	}
+	if need := c.Limits.MaxSandboxes + c.Pool.Size; u.Count < need {
+		bad("uids.count", "%d is less than limits.max_sandboxes and pool.size together, %d", u.Count, need)
+	}
 }
 
 func (c *Config) validateNetwork(bad func(string, string, ...any), between func(string, int, int, int)) {

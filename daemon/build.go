@@ -131,7 +131,7 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 	}
 	rt, err := gvisor.Open(gvisor.Options{
 		Dir: filepath.Join(cfg.DataDir, "gv"), Sentry: programs.Sentry, GuestImage: programs.GuestImage, PauseImage: programs.PauseImage,
-		Slots: slots{nw}, Cgroups: group, PoolSize: cfg.Pool.Size, PoolClass: defaults, Logger: log, Fail: fail,
+		Slots: slots{nw}, Cgroups: group, UIDs: gvisor.UIDs{First: cfg.UIDs.First, Count: cfg.UIDs.Count}, PoolSize: cfg.Pool.Size, PoolClass: defaults, Logger: log, Fail: fail,
 	})
 	if err != nil {
 		return nil, err

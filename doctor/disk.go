@@ -71,7 +71,7 @@ func (d *doctor) dataDir() {
 	// the data directory's own mode is the daemon's affair
 	if blocked := notTraversable(filepath.Dir(d.DataDir)); blocked != nil {
 		d.bad(Error, "data directory access", fmt.Sprintf("%s may not be passed through by everyone", strings.Join(blocked, ", ")),
-			"the sentry, which runs as nobody, cannot be started from it", "chmod o+x "+strings.Join(blocked, " ")+", or choose another --data-dir")
+			"the sentry, which runs as a user of its own, cannot be started from it", "chmod o+x "+strings.Join(blocked, " ")+", or choose another --data-dir")
 	}
 	d.mount(at)
 	d.file(at)

@@ -50,6 +50,9 @@ type Options struct {
 	ReserveCPU    int64
 	ReserveMemory int64
 	ReserveDisk   int64
+	// Users that sentries run as, and groups of the same numbers. 0 is 65,536
+	// from 2,046,820,352 on, as in the daemon's configuration.
+	FirstUID, UIDs int
 	// Network as the daemon would set it up.
 	Network network.Options
 	// NoBoot leaves out the boot of a machine, which takes about 100 ms.
@@ -149,6 +152,9 @@ func newDoctor(o Options, h *host) *doctor {
 	if o.Sandboxes == 0 {
 		o.Sandboxes = 100
 	}
+	if o.FirstUID == 0 || o.UIDs == 0 {
+		o.FirstUID, o.UIDs = 2_046_820_352, 65_536
+	}
 	if abs, err := filepath.Abs(o.DataDir); err == nil {
 		o.DataDir = abs
 	}
@@ -158,6 +164,7 @@ func newDoctor(o Options, h *host) *doctor {
 // static is all that is only looked at.
 func (d *doctor) static() {
 	d.rights()
+	d.users()
 	d.kernel()
 	d.namespaces()
 	d.cgroups()

@@ -149,7 +149,7 @@ func (d *doctor) tryKernel() {
 		unix.Close(fd)
 		d.ok("pidfd", "")
 	}
-	if err := tryUserNamespace(); err != nil {
+	if err := tryUserNamespace(d.FirstUID); err != nil {
 		d.bad(Error, "new user namespace", err.Error(), "the sentry cannot be separated from the host's users: sandboxes do not start",
 			"sysctl -w user.max_user_namespaces=65536; in a container, start it with --privileged")
 	} else {
@@ -160,12 +160,12 @@ func (d *doctor) tryKernel() {
 // tryUserNamespace asks for a process in the namespaces that the sentry gets,
 // with a program that does not exist: the namespaces were made if that is what
 // it fails of.
-func tryUserNamespace() error {
+func tryUserNamespace(user int) error {
 	_, err := syscall.ForkExec("/proc/self/does-not-exist", []string{"doctor"}, &syscall.ProcAttr{
 		Sys: &syscall.SysProcAttr{
 			Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
-			UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 65534, Size: 1}},
-			GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: 65534, Size: 1}},
+			UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: user, Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: user, Size: 1}},
 		},
 	})
 	if errors.Is(err, unix.ENOENT) {

@@ -59,7 +59,7 @@ func (d *doctor) tryBoot(ctx context.Context) {
 		return
 	}
 	said := &tail{}
-	usage, took, err := boot(ctx, at, slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	usage, took, err := d.boot(ctx, at, slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: slog.LevelWarn})))
 	if err != nil {
 		detail := err.Error()
 		if s := said.String(); s != "" {
@@ -75,7 +75,7 @@ func (d *doctor) tryBoot(ctx context.Context) {
 	d.ok(name, fmt.Sprintf("in %v below %s, %.1f MB", took.Round(time.Millisecond), at, float64(usage.Memory)/1e6))
 }
 
-func boot(ctx context.Context, at string, log *slog.Logger) (usage sandbox.Usage, took time.Duration, err error) {
+func (d *doctor) boot(ctx context.Context, at string, log *slog.Logger) (usage sandbox.Usage, took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
 	defer cancel()
 	dir, err := os.MkdirTemp(at, ".doctor")
@@ -97,7 +97,7 @@ func boot(ctx context.Context, at string, log *slog.Logger) (usage sandbox.Usage
 	defer func() { err = errors.Join(err, parent.Remove()) }()
 	r, err := gvisor.Open(gvisor.Options{
 		Dir: filepath.Join(dir, "m"), Sentry: paths.Sentry, GuestImage: paths.GuestImage, PauseImage: paths.PauseImage,
-		Slots: noSlots{}, Cgroups: parent, Logger: log,
+		Slots: noSlots{}, Cgroups: parent, UIDs: gvisor.UIDs{First: d.FirstUID, Count: d.UIDs}, Logger: log,
 	})
 	if err != nil {
 		return usage, 0, err

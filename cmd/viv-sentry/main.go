@@ -37,6 +37,7 @@ func main() {
 		}
 		return
 	}
+	os.Args = spawn.SentryArgs(os.Args)
 	cli.Run(nil, map[util.SubCommand]string{
 		new(sentrycmd.Boot):   "",
 		new(cmd.Gofer):        "",

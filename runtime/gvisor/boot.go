@@ -54,7 +54,7 @@ type state struct {
 	Pid     int
 }
 
-const stateFile = "machine.json"
+const stateFile, specFile = "machine.json", "config.json"
 
 // boot starts a machine: directory, cgroup, slot, sentry, root container.
 //
@@ -95,12 +95,16 @@ func (r *Runtime) boot(ctx context.Context, res sandbox.Resources, pooled bool) 
 	if m.slot, err = r.opts.Slots.Acquire(ctx, id); err != nil {
 		return nil, err
 	}
-	spec := r.podSpec(m.slot, "vivarium")
+	uid, err := r.uids.take(id)
+	if err != nil {
+		return nil, err
+	}
+	spec := r.podSpec(m.slot, "vivarium", uid)
 	raw, err := json.Marshal(spec)
 	if err != nil {
 		return nil, sandbox.Internal.Errorf("encode spec: %w", err)
 	}
-	if err := os.WriteFile(filepath.Join(r.dir(id), "config.json"), raw, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(r.dir(id), specFile), raw, 0o600); err != nil {
 		return nil, hostError("write spec", err)
 	}
 	if err := r.opts.Fail("boot.sentry"); err != nil {
@@ -108,7 +112,7 @@ func (r *Runtime) boot(ctx context.Context, res sandbox.Resources, pooled bool) 
 	}
 	if m.pid, err = r.spawner.Start(ctx, spawn.Request{
 		ID: id, Bundle: r.dir(id), Sockets: filepath.Join(r.opts.Dir, "s"), PanicLog: filepath.Join(r.dir(id), "panic.log"),
-		Image: r.opts.PauseImage, Cgroup: m.group.Path(), Spec: spec, CPULimit: res.CPULimit, MemoryLimit: res.MemoryLimit,
+		Image: r.opts.PauseImage, Cgroup: m.group.Path(), Spec: spec, UID: uid, CPULimit: res.CPULimit, MemoryLimit: res.MemoryLimit,
 	}); err != nil {
 		return nil, m.failure("boot", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -103,7 +104,7 @@ func TestF01Sentry(t *testing.T) {
 	if len(pids) < 2 {
 		t.Fatalf("processes %v: want a sentry and its stubs", pids)
 	}
-	threads := 0
+	threads, uid := 0, userOf(t, l, pids[0])
 	for _, pid := range pids {
 		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 		if err != nil {
@@ -114,7 +115,7 @@ func TestF01Sentry(t *testing.T) {
 				continue // a stub that ended
 			}
 			threads++
-			checkThread(t, file)
+			checkThread(t, file, uid)
 		}
 	}
 	if threads < 4 {
@@ -145,14 +146,28 @@ func TestF01Sentry(t *testing.T) {
 	}
 }
 
-func checkThread(t *testing.T, file string) {
+// userOf is the user of a process, which is to be of the range of sentries.
+func userOf(t *testing.T, l *lab, pid int) int {
+	t.Helper()
+	ids := strings.Fields(status(t, fmt.Sprintf("/proc/%d/status", pid))["Uid"])
+	if len(ids) != 4 {
+		t.Fatalf("users of process %d are %v", pid, ids)
+	}
+	n, err := strconv.Atoi(ids[0])
+	if err != nil || !l.uids.Contains(n) {
+		t.Fatalf("process %d is of user %s, which is not of %+v", pid, ids[0], l.uids)
+	}
+	return n
+}
+
+// checkThread: user and group, real, effective, saved and of files, are uid.
+func checkThread(t *testing.T, file string, uid int) {
 	t.Helper()
 	st := status(t, file)
 	for _, k := range []string{"Uid", "Gid"} {
-		for _, id := range strings.Fields(st[k]) {
-			if n, err := strconv.Atoi(id); err != nil || n == 0 {
-				t.Errorf("%s: %s %s", file, k, st[k])
-			}
+		ids := strings.Fields(st[k])
+		if len(ids) != 4 || slices.ContainsFunc(ids, func(id string) bool { return id != strconv.Itoa(uid) }) {
+			t.Errorf("%s: %s %s, want %d", file, k, st[k], uid)
 		}
 	}
 	if st["Groups"] != "" {
@@ -206,7 +221,9 @@ func checkNamespaces(t *testing.T, l *lab, pid int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ours, err := os.Readlink("/proc/self/ns/" + ns)
+		// not of /proc/self, which is the first thread's: a slot may have been made
+		// on that, and then it stays in it
+		ours, err := os.Readlink("/proc/thread-self/ns/" + ns)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -319,7 +336,7 @@ func TestF01PooledSentry(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, pid := range l.processes(t, m.ID()) {
-		checkThread(t, fmt.Sprintf("/proc/%d/status", pid))
+		checkThread(t, fmt.Sprintf("/proc/%d/status", pid), userOf(t, l, pid))
 		checkView(t, pid)
 	}
 	if err := m.Remove(t.Context()); err != nil {

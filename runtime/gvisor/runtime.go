@@ -56,6 +56,7 @@ type Options struct {
 	PauseImage string // EROFS made by PauseFiles
 	Slots      Slots
 	Cgroups    *cgroup.Parent
+	UIDs       UIDs // that sentries run as
 	PoolSize   int
 	PoolClass  sandbox.Resources // size of pooled machines
 	Logger     *slog.Logger
@@ -70,6 +71,7 @@ type Runtime struct {
 	conf *config.Config
 	log  *slog.Logger
 	pool *pool
+	uids *uids
 
 	spawner *spawn.Spawner
 	null    *os.File // standard files of the guest
@@ -91,6 +93,10 @@ func Open(opts Options) (*Runtime, error) {
 	if err := executable(opts.Sentry); err != nil {
 		return nil, err
 	}
+	uids, err := newUIDs(opts.UIDs)
+	if err != nil {
+		return nil, err
+	}
 	for _, d := range []string{opts.Dir, filepath.Join(opts.Dir, "m"), filepath.Join(opts.Dir, "s"), filepath.Join(opts.Dir, "empty")} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, sandbox.Internal.Errorf("make state directory: %w", err)
@@ -109,7 +115,11 @@ func Open(opts Options) (*Runtime, error) {
 	if err != nil {
 		return nil, sandbox.Internal.Errorf("open %s: %w", os.DevNull, err)
 	}
-	r := &Runtime{opts: opts, null: null, conf: conf, log: opts.Logger, own: map[string]bool{}, spawner: spawn.New(opts.Sentry, max(2, runtime.NumCPU()), opts.Logger)}
+	r := &Runtime{opts: opts, null: null, conf: conf, uids: uids, log: opts.Logger, own: map[string]bool{}, spawner: spawn.New(opts.Sentry, max(2, runtime.NumCPU()), opts.Logger)}
+	if err := r.holdAll(); err != nil { // before the pool starts any
+		null.Close()
+		return nil, err
+	}
 	r.pool = newPool(r, opts.PoolSize, opts.PoolClass)
 	return r, nil
 }
@@ -130,7 +140,7 @@ func newConfig(root, panicLog string) (*config.Config, error) {
 	return conf, nil
 }
 
-// executable checks that the sentry, which runs as nobody, can be started.
+// executable checks that the sentry, whose user owns nothing, can be started.
 func executable(path string) error {
 	for p := path; ; p = filepath.Dir(p) {
 		fi, err := os.Stat(p)
@@ -255,6 +265,7 @@ func (r *Runtime) remove(ctx context.Context, id, slot string) error {
 	if err := os.RemoveAll(r.dir(id)); err != nil {
 		return sandbox.Internal.Errorf("remove machine directory: %w", err)
 	}
+	r.uids.drop(id)
 	r.setOwn(id, false)
 	return nil
 }

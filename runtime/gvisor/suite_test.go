@@ -92,6 +92,7 @@ type lab struct {
 	slots   *runtimetest.Slots
 	cgroups *cgroup.Parent
 	sentry  string // instead of the common one
+	uids    gvisor.UIDs
 }
 
 var labs atomic.Int64
@@ -108,7 +109,7 @@ func newLab(t testing.TB) *lab {
 			t.Error(err)
 		}
 	})
-	l := &lab{dir: dir, sentry: common.paths.Sentry}
+	l := &lab{dir: dir, sentry: common.paths.Sentry, uids: gvisor.UIDs{First: 2_000_300_000, Count: 1000}}
 	if l.cgroups, err = cgroup.OpenParent(fmt.Sprintf("/vivtest-%d-%d", os.Getpid(), labs.Add(1)), cgroup.Limits{}); err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +129,7 @@ func (l *lab) open(t testing.TB, o runtimetest.Options) *gvisor.Runtime {
 	t.Helper()
 	r, err := gvisor.Open(gvisor.Options{
 		Dir: l.dir + "/gv", Sentry: l.sentry, GuestImage: common.paths.GuestImage, PauseImage: common.paths.PauseImage,
-		Slots: l.slots, Cgroups: l.cgroups, PoolSize: o.PoolSize, PoolClass: o.Class, Fail: o.Fail,
+		Slots: l.slots, Cgroups: l.cgroups, PoolSize: o.PoolSize, PoolClass: o.Class, Fail: o.Fail, UIDs: l.uids,
 		Logger: slog.New(slog.NewTextHandler(logTo{t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 	if err != nil {

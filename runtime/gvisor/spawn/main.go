@@ -37,6 +37,12 @@ func Main() error {
 	if err := sink(); err != nil {
 		return err
 	}
+	// a daemon that was started by sudo has groups, which sentries would inherit
+	if groups, err := unix.Getgroups(); err != nil || len(groups) > 0 {
+		if err := unix.Setgroups(nil); err != nil {
+			return err
+		}
+	}
 	exe, err := os.Executable()
 	if err != nil {
 		return err
@@ -116,6 +122,7 @@ func newConfig(req Request) (*config.Config, error) {
 	if err != nil {
 		return nil, sandbox.Internal.Errorf("configure gVisor: %w", err)
 	}
+	conf.Rootless = true // see as, and SentryArgs
 	return conf, nil
 }
 
@@ -124,7 +131,7 @@ func Flags() []string {
 	return []string{
 		"--platform=systrap",
 		"--network=sandbox",
-		"--directfs=false",        // lets the sentry run as nobody, without capabilities
+		"--directfs=false",        // lets the sentry run as a user of its own, without capabilities
 		"--host-settings=ignore",  // viv doctor looks at the host
 		"--ignore-cgroups",        // package cgroup makes them
 		"--allow-suid",            // sudo inside; it elevates to nothing outside
@@ -162,17 +169,24 @@ func start(req Request) (pid int, err error) {
 	}
 	var sb *gsandbox.Sandbox
 	err = group.Spawn(func(dir *os.File) (int, error) {
-		sb, err = gsandbox.New(conf, &gsandbox.Args{
-			ID:                req.ID,
-			Spec:              req.Spec,
-			BundleDir:         req.Bundle,
-			IOFiles:           []*os.File{image}, // closed by New
-			GoferMountConfs:   specutils.GoferMountConfFlags{{Lower: specutils.Erofs, Upper: specutils.NoOverlay}},
-			Cgroup:            sizes{req},
-			CloneIntoCgroupFD: dir,
+		err := as(req.UID, func() (err error) {
+			sb, err = gsandbox.New(conf, &gsandbox.Args{
+				ID:                req.ID,
+				Spec:              req.Spec,
+				BundleDir:         req.Bundle,
+				IOFiles:           []*os.File{image}, // closed by New
+				GoferMountConfs:   specutils.GoferMountConfFlags{{Lower: specutils.Erofs, Upper: specutils.NoOverlay}},
+				Cgroup:            sizes{req},
+				CloneIntoCgroupFD: dir,
+			})
+			return err
 		})
 		if err != nil {
 			return 0, sandbox.Internal.Errorf("start sentry: %w", err)
+		}
+		if sb.UID != req.UID || sb.GID != req.UID {
+			// before anything but gVisor has run in it
+			return 0, sandbox.Internal.Errorf("start sentry: it runs as %d:%d, not as %d", sb.UID, sb.GID, req.UID)
 		}
 		sb.CgroupJSON.Cgroup = nil // ours; not gVisor's to use
 		return sb.Getpid(), nil

@@ -41,6 +41,7 @@ type Request struct {
 	Image    string // EROFS of the root container
 	Cgroup   string // path below the root of the hierarchies
 	Spec     *specs.Spec
+	UID      int // user and group of the host that the sentry runs as
 	// What the machine shows inside; 0 is what the host has.
 	CPULimit    int64 // thousandths of a core
 	MemoryLimit int64 // bytes
