@@ -3,12 +3,14 @@ package guest_test
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -266,6 +268,171 @@ func TestTarDeep(t *testing.T) {
 	for _, d := range []string{"/deep", "/copy"} {
 		if err := b.Remove(b.ctx(), "", b.tmp+d, true); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// A14: what a deep tree costs the guest does not grow with the square of its
+// depth, which a program inside chooses.
+func TestTarDeepMemory(t *testing.T) {
+	t.Parallel()
+	b := start(t)
+	const depth = 20_000
+	if r := b.run(sandbox.ExecSpec{Argv: []string{"python3", "-c", `
+import os
+os.chdir("` + b.tmp + `")
+for i in range(` + fmt.Sprint(depth) + `):
+    os.mkdir("d"); os.chdir("d")
+`}}); r.st.Code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	r, err := b.TarOut(b.ctx(), "", b.tmp+"/d", "", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if n, err := io.Copy(io.Discard, r); err != nil || n < depth*depth {
+		t.Fatal(n, err)
+	}
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(b.pid) + "/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var peak int // kB
+	for line := range strings.Lines(string(status)) {
+		fmt.Sscanf(line, "VmHWM: %d kB", &peak)
+	}
+	if peak == 0 || peak > 150<<10 {
+		t.Errorf("the guest took %d kB", peak)
+	}
+	if err := b.Remove(b.ctx(), "", b.tmp+"/d", true); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// B2: an archive whose one file is a hole of 4 EiB keeps the guest busy for as
+// long as somebody waits for it and not longer.
+func TestTarHole(t *testing.T) {
+	t.Parallel()
+	b := start(t)
+	before, err := b.Stats(b.ctx())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var a bytes.Buffer
+	rec := map[string]string{"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.name": "hole", "GNU.sparse.size": strconv.FormatInt(1<<62, 10), "GNU.sparse.map": "0,0", "GNU.sparse.numblocks": "1"}
+	var pax bytes.Buffer
+	for k, v := range rec {
+		n := len(k) + len(v) + 3
+		n += len(strconv.Itoa(n + 2))
+		fmt.Fprintf(&pax, "%d %s=%s\n", n, k, v)
+	}
+	head := func(name string, kind byte, size int) {
+		h := make([]byte, 512)
+		copy(h, name)
+		copy(h[100:], "0000644\x000000000\x000000000\x00")
+		copy(h[124:], fmt.Sprintf("%011o\x0000000000000\x00        ", size))
+		h[156] = kind
+		copy(h[257:], "ustar\x0000")
+		sum := 0
+		for _, c := range h {
+			sum += int(c)
+		}
+		copy(h[148:], fmt.Sprintf("%06o\x00 ", sum))
+		a.Write(h)
+	}
+	head("pax", 'x', pax.Len())
+	a.Write(append(pax.Bytes(), make([]byte, (512-pax.Len()%512)%512)...))
+	head("hole", '0', 0)
+	a.Write(make([]byte, 1024))
+	if h, err := tar.NewReader(bytes.NewReader(a.Bytes())).Next(); err != nil || h.Size != 1<<62 {
+		t.Fatal(h, err)
+	}
+	ctx, cancel := context.WithTimeout(b.ctx(), time.Second)
+	defer cancel()
+	if _, err := b.TarIn(ctx, "", b.tmp, &a, guest.TarOptions{}); err == nil {
+		t.Fatal("extracted 4 EiB")
+	} else {
+		t.Log(err)
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		st, err := b.Stats(b.ctx())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st.Goroutines <= before.Goroutines+2 && st.FDs <= before.FDs+1 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("before %+v, after %+v", before, st)
+		}
+	}
+}
+
+// B10: a large tree that is moved into a watched one is told of in full, or it
+// is told that it is not.
+func TestWatchMovedIn(t *testing.T) {
+	t.Parallel()
+	b := start(t)
+	long := strings.Repeat("n", 200)
+	files := 0
+	for i := range 30 {
+		d := filepath.Join(b.tmp, "tree", strconv.Itoa(i))
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for j := range 400 {
+			if err := os.WriteFile(filepath.Join(d, long+strconv.Itoa(j)), nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			files++
+		}
+	}
+	os.Mkdir(b.tmp+"/watched", 0o755)
+	w, err := b.Watch(b.ctx(), "", b.tmp+"/watched", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if err := os.Rename(b.tmp+"/tree", b.tmp+"/watched/tree"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(b.tmp+"/watched/last", nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	told, last, overflow := 0, false, false
+	for !last {
+		l, err := w.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range l {
+			switch {
+			case e.Op == sandbox.FileOverflow:
+				overflow = true
+			case e.Path == "last":
+				last = true
+			case e.Op == sandbox.FileCreated && strings.Contains(e.Path, long):
+				told++
+			}
+		}
+	}
+	if told != files && !overflow {
+		t.Errorf("told of %d files of %d, and of no overflow", told, files)
+	}
+	// and what is in it is watched from now on
+	if err := os.WriteFile(b.tmp+"/watched/tree/29/late", nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		l, err := w.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range l {
+			if e.Path == "tree/29/late" {
+				return
+			}
 		}
 	}
 }

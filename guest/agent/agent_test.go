@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
 
@@ -97,6 +98,46 @@ func TestTooManyExecs(t *testing.T) {
 	}
 	if len(a.execs) != maxExecs {
 		t.Fatal(len(a.execs))
+	}
+}
+
+// Whoever attaches to an exec that is being started waits until it is, and is
+// told if it could not be.
+func TestAttachStarting(t *testing.T) {
+	a := &Agent{execs: map[string]*execution{}}
+	e := &execution{a: a, id: "e"}
+	e.cond.L = &e.mu
+	e.ready.Add(1)
+	a.execs["e"] = e
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := newConn(fds[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	c.r = wire.NewReader(c.f, wire.GuestLimit)
+	host := os.NewFile(uintptr(fds[1]), "host")
+	defer host.Close()
+	at := wire.Attach{ID: "e"}
+	done := make(chan bool, 1)
+	go func() { done <- a.first(c, wire.TAttach, at.Append(nil)) }()
+	time.Sleep(50 * time.Millisecond)
+	e.failed = sandbox.Exhausted.Errorf("start process: no more")
+	a.forget(e)
+	e.ready.Done()
+	host.SetReadDeadline(time.Now().Add(10 * time.Second))
+	ty, p, err := wire.NewReader(host, wire.HostLimit).Next()
+	if err != nil || ty != wire.TError {
+		t.Fatalf("frame %d, %v", ty, err)
+	}
+	if said, err := wire.DecodeError(wire.NewDec(p)); err != nil || said.Kind != sandbox.NotFound {
+		t.Error(said, err)
+	}
+	if !<-done {
+		t.Error("the connection is of no more use")
 	}
 }
 

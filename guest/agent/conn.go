@@ -109,6 +109,18 @@ func (c *conn) close() {
 	}
 }
 
+// gone says whether the other end has closed, also if there is something still to
+// be read: for whoever does not read for long.
+func (c *conn) gone() bool {
+	gone := true
+	_ = c.raw.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(p, 0)
+		gone = err == nil && n > 0 && p[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR) != 0
+	})
+	return gone
+}
+
 // nudgeAfter is when, after a write, the other end is nudged. gVisor's port
 // forwarding (runsc/boot/portforward, netstackConn.Read) looks for data, finds
 // none, and only then asks to be told of it: what arrives in between stays there

@@ -32,7 +32,7 @@ func (a *Agent) control(c *conn) {
 		if d.Bad() {
 			return
 		}
-		if method == wire.MPing { // never behind anything else
+		if method == wire.MPing { // behind nothing that takes long, unless there are maxCalls of that
 			if !a.reply(c, id, method, nil) {
 				return
 			}

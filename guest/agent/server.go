@@ -152,7 +152,10 @@ func (a *Agent) first(c *conn, t wire.Type, p []byte) bool {
 		a.mu.Lock()
 		e := a.execs[at.ID]
 		a.mu.Unlock()
-		if e == nil {
+		if e != nil {
+			e.ready.Wait()
+		}
+		if e == nil || e.failed != nil {
 			return c.fail(sandbox.NotFound.Errorf("no exec %q in the sandbox", at.ID)) == nil
 		}
 		e.mu.Lock()
@@ -219,16 +222,11 @@ func (a *Agent) start(p []byte) (*execution, bool, error) {
 	e.ready.Add(1)
 	a.execs[s.ID] = e
 	a.mu.Unlock()
-	err = e.spawn(s)
-	e.failed = err
-	if err != nil {
+	if e.failed = e.spawn(s); e.failed != nil {
 		a.forget(e)
 	}
 	e.ready.Done()
-	if err != nil {
-		return nil, false, err
-	}
-	return e, true, nil
+	return e, true, e.failed
 }
 
 // forget drops an exec that the host knows all about.

@@ -36,8 +36,9 @@ func (e *execution) spawn(s *wire.Start) error {
 		return err
 	}
 	if status.Error != "" {
+		e.mu.Lock()
 		e.exited, e.done, e.status, e.ended = true, true, status, time.Now()
-		return nil
+		e.mu.Unlock()
 	}
 	return nil
 }
@@ -85,6 +86,7 @@ func (e *execution) fork(s *wire.Start) (bad sandbox.ExitStatus, err error) {
 	if who.uid != 0 || who.gid != 0 || len(who.groups) > 0 || e.a.groups {
 		attr.Sys.Credential = &syscall.Credential{Uid: who.uid, Gid: who.gid, Groups: who.groups}
 	}
+	e.mu.Lock() // until pid is set: reaped waits for it
 	e.pty = s.PTY != nil
 	e.out[0].target, e.out[1].target = -1, -1
 	for i, f := range p.out {
@@ -95,19 +97,20 @@ func (e *execution) fork(s *wire.Start) (bad sandbox.ExitStatus, err error) {
 	if p.in != nil {
 		e.in = &input{f: p.in}
 	}
-	e.mu.Lock() // until pid is set: reaped waits for it
 	pid, err := e.a.reaper.start(func() (int, error) { return syscall.ForkExec(prog, s.Argv, attr) }, e.reaped)
 	e.pid = pid
 	if err == nil && s.Timeout > 0 {
 		e.timer = time.AfterFunc(s.Timeout, e.timeout)
 	}
+	if err != nil {
+		e.out, e.in = [2]output{}, nil
+	}
 	e.mu.Unlock()
-	p.closeChild()
 	if err != nil {
 		p.close()
-		e.out, e.in = [2]output{}, nil
 		return forkError(err, prog)
 	}
+	p.closeChild()
 	for i := range e.out {
 		if e.have(i) {
 			go e.read(i)

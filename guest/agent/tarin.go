@@ -27,6 +27,7 @@ const (
 // the archive itself made is refused as part of a name (B2).
 type unpacker struct {
 	a    *Agent
+	c    *conn
 	who  *account
 	req  *wire.TarIn
 	root int // descriptor of the directory
@@ -55,7 +56,7 @@ func (a *Agent) tarIn(c *conn, p []byte) error {
 	if err != nil {
 		return c.refuse(err)
 	}
-	u := &unpacker{a: a, who: who, req: &req, root: -1, lastFD: -1, made: map[[2]uint64]struct{}{}}
+	u := &unpacker{a: a, c: c, who: who, req: &req, root: -1, lastFD: -1, made: map[[2]uint64]struct{}{}}
 	err = a.files.as(who, func() (err error) {
 		if req.Parents {
 			if err := mkdirAll(path.Clean(dest), 0o777); err != nil {
@@ -447,6 +448,10 @@ func (u *unpacker) regular(h *tar.Header, mode uint32, r io.Reader) error {
 			}
 			n += int64(m)
 			u.done.Bytes += int64(m)
+			// a hole is made without a byte of the archive: as large as it says
+			if hole && n%(64<<20) == 0 && u.c.gone() {
+				return errClosed
+			}
 		}
 		if err == io.EOF || err == io.ErrUnexpectedEOF && n == h.Size {
 			break

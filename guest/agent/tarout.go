@@ -15,8 +15,8 @@ import (
 
 const (
 	maxTarName  = 256 << 10 // bytes of an entry's name
-	maxTarNames = 64 << 20  // bytes of names held of directories on the way
-	maxLinks    = 1 << 20   // files with more than one name that are remembered
+	maxTarNames = 64 << 20  // bytes of names held, of directories on the way and of links
+	maxLinks    = 1 << 20   // files with more than one name that are remembered; others are packed again
 	maxExtents  = 8 << 10   // of a sparse file
 )
 
@@ -28,7 +28,8 @@ type packer struct {
 	buf   []byte // at most wire.MaxChunk, sent when full
 	done  wire.Done
 	links map[[2]uint64]string
-	names int // bytes held
+	held  int // bytes of names in links
+	names int // bytes of names in directories on the way
 }
 
 // tarOut answers TTarOut: packs a path and all below it. The names in the
@@ -100,8 +101,8 @@ func (k *packer) put(b []byte) error {
 // dir is a directory on the way.
 type dir struct {
 	level
-	prefix string
-	names  []string // still to be packed
+	cut   int      // how much of the path leads to it
+	names []string // still to be packed
 }
 
 // tree packs name and what is below it with one descriptor for directories, as
@@ -124,7 +125,12 @@ func (k *packer) tree(name, prefix string, follow bool) error {
 		return err
 	}
 	defer func() { unix.Close(cur) }()
-	stack := []dir{{prefix: prefix, names: names}}
+	// One path for all: one each, in a deep tree, would take its depth squared.
+	var path []byte
+	if prefix != "." {
+		path = append(path, prefix...)
+	}
+	stack := []dir{{cut: len(path), names: names}}
 	for {
 		d := &stack[len(stack)-1]
 		if len(d.names) == 0 {
@@ -154,14 +160,14 @@ func (k *packer) tree(name, prefix string, follow bool) error {
 		n := d.names[0]
 		d.names = d.names[1:]
 		k.names -= len(n)
-		full := n
-		if d.prefix != "." {
-			full = d.prefix + "/" + n
+		path = path[:d.cut]
+		if len(path) > 0 {
+			path = append(path, '/')
 		}
-		if len(full) > maxTarName {
+		if path = append(path, n...); len(path) > maxTarName {
 			return unix.ENAMETOOLONG
 		}
-		next, names, err := k.entry(cur, n, full, false)
+		next, names, err := k.entry(cur, n, string(path), false)
 		if err == unix.ENOENT {
 			continue // gone meanwhile
 		}
@@ -174,7 +180,7 @@ func (k *packer) tree(name, prefix string, follow bool) error {
 				unix.Close(next)
 				return err
 			}
-			stack = append(stack, dir{level{"", st.Dev, st.Ino}, full, names})
+			stack = append(stack, dir{level{"", st.Dev, st.Ino}, len(path), names})
 			unix.Close(cur)
 			cur = next
 		}
@@ -202,8 +208,9 @@ func (k *packer) entry(at int, name, as string, follow bool) (sub int, names []s
 			if first = k.links[id]; first != "" {
 				return nil
 			}
-			if len(k.links) < maxLinks {
+			if len(k.links) < maxLinks && k.held+len(as) <= maxTarNames {
 				k.links[id] = as
+				k.held += len(as)
 			}
 		}
 		switch st.Mode & unix.S_IFMT {

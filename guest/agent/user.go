@@ -43,11 +43,10 @@ func (d *database) read() []byte {
 	if unix.Stat(d.path, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil
 	}
-	id := [5]int64{int64(st.Ino), st.Size, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Nsec}
-	if d.data != nil && id == d.id {
+	if d.data != nil && identity(&st) == d.id {
 		return d.data
 	}
-	fd, err := unix.Open(d.path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	fd, opened, err := openRegular(d.path, unix.O_RDONLY, 0) // it may be a FIFO by now
 	if err != nil {
 		return nil
 	}
@@ -57,8 +56,13 @@ func (d *database) read() []byte {
 	if err != nil {
 		return nil
 	}
-	d.data, d.id = b, id
+	d.data, d.id = b, identity(opened)
 	return b
+}
+
+// identity changes whenever a file does.
+func identity(st *unix.Stat_t) [5]int64 {
+	return [5]int64{int64(st.Ino), st.Size, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Nsec}
 }
 
 // each calls fn with the fields of every line until it returns false.

@@ -82,6 +82,9 @@ func (a *Agent) watch(c *conn, p []byte) error {
 	return errClosed
 }
 
+// maxTold bounds the events that wait to be sent.
+const maxTold = 1 << 20
+
 // add watches the directory rel and, if so asked, those below it. With tell it
 // reports what is in them: it was made before the watch was there.
 func (w *watcher) add(rel string, tell bool) error {
@@ -128,6 +131,10 @@ func (w *watcher) add(rel string, tell bool) error {
 				}
 				dirents(buf[:n], func(name []byte, typ byte) {
 					rel := join(d, string(name))
+					if tell && len(w.out) > maxTold {
+						w.event(sandbox.FileEvent{Op: sandbox.FileOverflow})
+						tell = false
+					}
 					if tell {
 						w.event(sandbox.FileEvent{Op: sandbox.FileCreated, Path: rel})
 					}
@@ -141,13 +148,10 @@ func (w *watcher) add(rel string, tell bool) error {
 						todo = append(todo, rel)
 					}
 				})
-				if len(w.out) > 1<<20 {
-					return nil // flushed as an overflow by the caller
-				}
 			}
 		})
 		switch {
-		case err != nil && d == rel && !tell:
+		case err != nil && d == "": // what is to be watched itself
 			return err
 		case err == unix.ENOSPC || len(w.dirs) >= maxWatches && len(todo) > 0:
 			w.event(sandbox.FileEvent{Op: sandbox.FileOverflow})

@@ -26,7 +26,6 @@ type Queue struct {
 	mu   sync.Mutex
 	cond sync.Cond
 	buf  []byte
-	r    int
 	err  error // after the bytes
 	gone bool  // nobody takes any more
 	idle []byte
@@ -46,12 +45,8 @@ func (q *Queue) Put(p []byte) error {
 	if q.gone || q.err != nil {
 		return nil
 	}
-	if len(q.buf)-q.r+len(p) > Window {
+	if len(q.buf)+len(p) > Window {
 		return errWindow
-	}
-	if q.r > 0 && len(q.buf)+len(p) > cap(q.buf) {
-		q.buf = q.buf[:copy(q.buf, q.buf[q.r:])]
-		q.r = 0
 	}
 	q.buf = append(q.buf, p...)
 	q.cond.Broadcast()
@@ -73,7 +68,7 @@ func (q *Queue) End(err error) {
 func (q *Queue) Abort(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.buf, q.r, q.idle, q.gone = nil, 0, nil, true
+	q.buf, q.idle, q.gone = nil, nil, true
 	if q.err == nil || q.err == io.EOF {
 		q.err = err
 	}
@@ -89,7 +84,7 @@ func (q *Queue) Take() ([]byte, error) { return q.TakeBy(nil) }
 func (q *Queue) TakeBy(late func() error) ([]byte, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for len(q.buf) == q.r {
+	for len(q.buf) == 0 {
 		if q.err != nil {
 			return nil, q.err
 		}
@@ -100,8 +95,8 @@ func (q *Queue) TakeBy(late func() error) ([]byte, error) {
 		}
 		q.cond.Wait()
 	}
-	p := q.buf[q.r:]
-	q.buf, q.idle, q.r = q.idle[:0], q.buf, 0
+	p := q.buf
+	q.buf, q.idle = q.idle[:0], p
 	return p, nil
 }
 
