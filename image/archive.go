@@ -138,7 +138,7 @@ func (s *Store) spool(ctx context.Context, r io.Reader) (*os.File, error) {
 		f.Close()
 		return nil, err
 	}
-	n, err := io.Copy(f, io.LimitReader(plain, s.opt.Limits.ImageBytes+1))
+	n, err := io.Copy(f, io.LimitReader(&roomReader{plain, room{s: s}}, s.opt.Limits.ImageBytes+1))
 	if err == nil && n > s.opt.Limits.ImageBytes {
 		err = sandbox.Exhausted.Errorf("archive is larger than the limit of %d MiB", s.opt.Limits.ImageBytes>>20).
 			WithHint("raise the image limits in the daemon's configuration if you trust this image")

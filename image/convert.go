@@ -124,7 +124,7 @@ func (s *Store) apply(ctx context.Context, m *layer.Merger, l layerSource, tick 
 	if err != nil {
 		return v1.Hash{}, err
 	}
-	sum := &hashReader{r: plain, h: sha256.New()}
+	sum := &hashReader{r: &roomReader{plain, room{s: s}}, h: sha256.New()}
 	ahead := newReadAhead(sum, func() { plain.Close() })
 	defer ahead.Close()
 	whole, err := m.Apply(ctx, ahead)

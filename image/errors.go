@@ -26,7 +26,7 @@ func kinded(err error, doing string) error {
 	switch {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return sandbox.Exhausted.Errorf("%s: %w", doing, err).
-			WithHint("the disk that holds the images is full: remove images (viv image rm, viv image gc) or make room")
+			WithHint("the disk that holds the images is full: remove images (viv image rm, viv image prune) or make room")
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return sandbox.Invalid.Errorf("%s: cut short: %w", doing, err)
 	case errors.Is(err, context.DeadlineExceeded):

@@ -16,7 +16,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"vivarium/sandbox"
 )
@@ -276,26 +275,13 @@ func (p *puller) download(ctx context.Context, r *repo, d v1.Descriptor, file st
 		return err
 	}
 	defer f.Close()
-	if err := r.blob(ctx, d, f, p.meter.add); err != nil {
+	if err := r.blob(ctx, d, &roomWriter{f, room{s: p.s}}, p.meter.add); err != nil {
 		return err
 	}
 	if err := f.Close(); err != nil {
 		return permanent{err}
 	}
 	return p.s.fail("downloaded")
-}
-
-// checkSpace fails early where the disk cannot even hold the download.
-func (s *Store) checkSpace(need int64) error {
-	var st unix.Statfs_t
-	if err := unix.Statfs(s.opt.Dir, &st); err != nil {
-		return fmt.Errorf("ask for free space: %w", err)
-	}
-	if free := int64(st.Bavail) * st.Bsize; need > free {
-		return sandbox.Exhausted.Errorf("download of %d MiB does not fit: %d MiB are free on disk", need>>20, free>>20).
-			WithHint("the disk that holds the images is full: remove images (viv image rm, viv image gc) or make room")
-	}
-	return nil
 }
 
 // meter adds up progress and reports it a few times a second.

@@ -38,6 +38,7 @@ type Store struct {
 	db   *db
 	work *semaphore.Weighted // conversions
 	fly  flights
+	free func() (int64, error) // bytes on the disk
 
 	// commit is held while files and rows change together. It is taken before
 	// mu.
@@ -71,6 +72,7 @@ func Open(ctx context.Context, opt Options) (*Store, error) {
 	opt.Limits = opt.Limits.WithDefaults()
 	opt.Insecure = append(slices.Clone(opt.Insecure), plainMirrors(opt.Mirrors)...)
 	s := &Store{opt: opt, work: semaphore.NewWeighted(conversions), tenants: map[string]*tenant{}, pulls: map[pull]bool{}, pins: map[pin]int{}}
+	s.free = s.diskFree
 	for _, d := range []string{opt.Dir, s.dir(blobDir), s.dir(tmpDir)} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, kinded(err, "open image store")

@@ -57,6 +57,8 @@ type Options struct {
 	// Images pulled from a registry are evicted to stay below it, least
 	// recently used first.
 	DiskBudget int64
+	// Reserve is how many bytes a pull or load leaves free on the disk.
+	Reserve int64
 	// Mirrors lists, per registry ("docker.io"), where to ask first, in order:
 	// "host[:port][/prefix]", or with "http://" in front for plain HTTP.
 	Mirrors map[string][]string
