@@ -137,6 +137,13 @@ func (a *Agent) call(m wire.Method, p []byte) (func([]byte) []byte, error) {
 		}
 		open := probe(port)
 		return func(b []byte) []byte { return wire.AppendBool(b, open) }, nil
+	case wire.MReach:
+		r, err := wire.DecodeReach(p)
+		if err != nil {
+			return nil, errRequest
+		}
+		got := reach(r)
+		return got.Append, nil
 	}
 	return a.fileCall(m, p)
 }

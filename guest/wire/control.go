@@ -23,6 +23,7 @@ const (
 	MRekey    Method = 8  // nonce, the new key masked
 	MProbe    Method = 9  // port → open or not
 	MXattrs   Method = 10 // list of Xattr
+	MReach    Method = 11 // Reach → Reached
 	MStat     Method = 20 // user, path, follow → FileInfo
 	MMkdir    Method = 21 // user, path, mode, parents
 	MRemove   Method = 22 // user, path, recursive

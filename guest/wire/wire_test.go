@@ -248,6 +248,7 @@ func FuzzHostDecode(f *testing.F) {
 			case TReply:
 				DecodePong(p)
 				DecodeStats(p)
+				DecodeReached(p)
 				if l, _, err := DecodeExecs(p); err == nil && len(l)*8 > len(p) {
 					t.Fatal("list longer than its message")
 				}
@@ -288,6 +289,11 @@ func FuzzGuestDecode(f *testing.F) {
 				DecodePathOp(p)
 			case TCall:
 				DecodeSetAttr(p)
+				if r, err := DecodeReach(p); err == nil {
+					if again, err := DecodeReach(r.Append(nil)); err != nil || again.To != r.To {
+						t.Fatalf("not the same again: %+v %v", again, err)
+					}
+				}
 				DecodeSetup(p)
 			}
 		}
