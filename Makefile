@@ -24,8 +24,9 @@ build: bin/viv
 assets:
 	@mkdir -p bin
 	$(GOBUILD) -ldflags '$(GVLDFLAGS)' -o bin/viv-sentry ./cmd/viv-sentry
+	$(GOBUILD) -ldflags '$(GVLDFLAGS)' -o bin/viv-start ./cmd/viv-start
 	$(GOBUILD) -ldflags '$(GVLDFLAGS)' -o bin/viv-guest ./cmd/viv-guest
-	@for p in viv-sentry viv-guest; do \
+	@for p in viv-sentry viv-start viv-guest; do \
 		if ! [ assets/bin/$$p.zst -nt bin/$$p ]; then $(GO) run ./assets/pack bin/$$p assets/bin/$$p.zst; fi; done
 
 .PHONY: bin/viv
@@ -67,7 +68,7 @@ proto:
 	PATH="$(CURDIR)/bin/proto:$$PATH" protoc -I api \
 		--go_out=. --go_opt=module=vivarium \
 		--connect-go_out=. --connect-go_opt=module=vivarium \
-		api/vivarium/v1/vivarium.proto
+		api/vivarium/v1/vivarium.proto api/vivarium/v1/network.proto
 
 # the program and its systemd unit; docs/operations.md says what is next
 DESTDIR ?=

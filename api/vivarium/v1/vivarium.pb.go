@@ -238,51 +238,6 @@ func (x *Probe) GetTimeout() *durationpb.Duration {
 	return nil
 }
 
-// NetworkPolicy says what a sandbox may reach.
-type NetworkPolicy struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Mode          string                 `protobuf:"bytes,1,opt,name=mode,proto3" json:"mode,omitempty"` // public (default), none
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *NetworkPolicy) Reset() {
-	*x = NetworkPolicy{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *NetworkPolicy) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*NetworkPolicy) ProtoMessage() {}
-
-func (x *NetworkPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use NetworkPolicy.ProtoReflect.Descriptor instead.
-func (*NetworkPolicy) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *NetworkPolicy) GetMode() string {
-	if x != nil {
-		return x.Mode
-	}
-	return ""
-}
-
 // Capabilities to add to or drop from Docker's default set, such as
 // CAP_NET_ADMIN.
 type Capabilities struct {
@@ -295,7 +250,7 @@ type Capabilities struct {
 
 func (x *Capabilities) Reset() {
 	*x = Capabilities{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[4]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -307,7 +262,7 @@ func (x *Capabilities) String() string {
 func (*Capabilities) ProtoMessage() {}
 
 func (x *Capabilities) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[4]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -320,7 +275,7 @@ func (x *Capabilities) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Capabilities.ProtoReflect.Descriptor instead.
 func (*Capabilities) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{4}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Capabilities) GetAdd() []string {
@@ -365,13 +320,15 @@ type SandboxSpec struct {
 	Pull            string               `protobuf:"bytes,21,opt,name=pull,proto3" json:"pull,omitempty"`         // missing (default), always, never
 	Remove          bool                 `protobuf:"varint,22,opt,name=remove,proto3" json:"remove,omitempty"`    // remove once it has ended (its death certificate stays)
 	Hostname        string               `protobuf:"bytes,23,opt,name=hostname,proto3" json:"hostname,omitempty"` // default: the sandbox's name, else its id
+	Secrets         []string             `protobuf:"bytes,24,rep,name=secrets,proto3" json:"secrets,omitempty"`   // by name
+	Tunnels         []*TunnelSpec        `protobuf:"bytes,25,rep,name=tunnels,proto3" json:"tunnels,omitempty"`   // opened with the sandbox
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
 
 func (x *SandboxSpec) Reset() {
 	*x = SandboxSpec{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[5]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -383,7 +340,7 @@ func (x *SandboxSpec) String() string {
 func (*SandboxSpec) ProtoMessage() {}
 
 func (x *SandboxSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[5]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -396,7 +353,7 @@ func (x *SandboxSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxSpec.ProtoReflect.Descriptor instead.
 func (*SandboxSpec) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{5}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SandboxSpec) GetName() string {
@@ -560,6 +517,20 @@ func (x *SandboxSpec) GetHostname() string {
 	return ""
 }
 
+func (x *SandboxSpec) GetSecrets() []string {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
+}
+
+func (x *SandboxSpec) GetTunnels() []*TunnelSpec {
+	if x != nil {
+		return x.Tunnels
+	}
+	return nil
+}
+
 // Stage of a sandbox: queued, image, boot, network, guest, ready (waiting for
 // its probe), running, stopping, ended.
 type Sandbox struct {
@@ -583,13 +554,15 @@ type Sandbox struct {
 	Tenant         string                 `protobuf:"bytes,17,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	Usage          *Usage                 `protobuf:"bytes,18,opt,name=usage,proto3" json:"usage,omitempty"`      // Get and Inspect only
 	Removed        bool                   `protobuf:"varint,19,opt,name=removed,proto3" json:"removed,omitempty"` // on request: its death certificate is all that is kept
+	Proof          *Proof                 `protobuf:"bytes,20,opt,name=proof,proto3" json:"proof,omitempty"`      // the last that was asked for
+	Tunnels        []*Tunnel              `protobuf:"bytes,21,rep,name=tunnels,proto3" json:"tunnels,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[6]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -601,7 +574,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[6]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -614,7 +587,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{6}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Sandbox) GetId() string {
@@ -750,6 +723,20 @@ func (x *Sandbox) GetRemoved() bool {
 	return false
 }
 
+func (x *Sandbox) GetProof() *Proof {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
+func (x *Sandbox) GetTunnels() []*Tunnel {
+	if x != nil {
+		return x.Tunnels
+	}
+	return nil
+}
+
 type StageTime struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Stage         string                 `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
@@ -761,7 +748,7 @@ type StageTime struct {
 
 func (x *StageTime) Reset() {
 	*x = StageTime{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[7]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -773,7 +760,7 @@ func (x *StageTime) String() string {
 func (*StageTime) ProtoMessage() {}
 
 func (x *StageTime) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[7]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -786,7 +773,7 @@ func (x *StageTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageTime.ProtoReflect.Descriptor instead.
 func (*StageTime) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{7}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *StageTime) GetStage() string {
@@ -833,7 +820,7 @@ type Death struct {
 
 func (x *Death) Reset() {
 	*x = Death{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[8]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +832,7 @@ func (x *Death) String() string {
 func (*Death) ProtoMessage() {}
 
 func (x *Death) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[8]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +845,7 @@ func (x *Death) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Death.ProtoReflect.Descriptor instead.
 func (*Death) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{8}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Death) GetReason() string {
@@ -966,7 +953,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[9]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +965,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[9]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +978,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{9}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Usage) GetMemory() int64 {
@@ -1035,13 +1022,14 @@ type CreateSandboxRequest struct {
 	IdempotencyKey string                 `protobuf:"bytes,2,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"` // the same key gives the same sandbox
 	Wait           bool                   `protobuf:"varint,3,opt,name=wait,proto3" json:"wait,omitempty"`                                          // answer when it runs (or failed), not when it is queued
 	WaitReady      bool                   `protobuf:"varint,4,opt,name=wait_ready,json=waitReady,proto3" json:"wait_ready,omitempty"`               // answer when its probe has passed
+	Prove          bool                   `protobuf:"varint,5,opt,name=prove,proto3" json:"prove,omitempty"`                                        // try its network from inside first; a sandbox whose policy is not enforced fails
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *CreateSandboxRequest) Reset() {
 	*x = CreateSandboxRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[10]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +1041,7 @@ func (x *CreateSandboxRequest) String() string {
 func (*CreateSandboxRequest) ProtoMessage() {}
 
 func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[10]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +1054,7 @@ func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxRequest.ProtoReflect.Descriptor instead.
 func (*CreateSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{10}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateSandboxRequest) GetSpec() *SandboxSpec {
@@ -1097,6 +1085,13 @@ func (x *CreateSandboxRequest) GetWaitReady() bool {
 	return false
 }
 
+func (x *CreateSandboxRequest) GetProve() bool {
+	if x != nil {
+		return x.Prove
+	}
+	return false
+}
+
 type CreateSandboxResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
@@ -1106,7 +1101,7 @@ type CreateSandboxResponse struct {
 
 func (x *CreateSandboxResponse) Reset() {
 	*x = CreateSandboxResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[11]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1118,7 +1113,7 @@ func (x *CreateSandboxResponse) String() string {
 func (*CreateSandboxResponse) ProtoMessage() {}
 
 func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[11]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1131,7 +1126,7 @@ func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxResponse.ProtoReflect.Descriptor instead.
 func (*CreateSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{11}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CreateSandboxResponse) GetSandbox() *Sandbox {
@@ -1150,7 +1145,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[12]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1162,7 +1157,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[12]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1175,7 +1170,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{12}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetSandboxRequest) GetId() string {
@@ -1194,7 +1189,7 @@ type GetSandboxResponse struct {
 
 func (x *GetSandboxResponse) Reset() {
 	*x = GetSandboxResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[13]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1206,7 +1201,7 @@ func (x *GetSandboxResponse) String() string {
 func (*GetSandboxResponse) ProtoMessage() {}
 
 func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[13]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1219,7 +1214,7 @@ func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{13}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetSandboxResponse) GetSandbox() *Sandbox {
@@ -1244,7 +1239,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[14]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1251,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[14]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1264,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{14}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListSandboxesRequest) GetName() string {
@@ -1330,7 +1325,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[15]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1342,7 +1337,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[15]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1355,7 +1350,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{15}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -1376,7 +1371,7 @@ type WaitSandboxRequest struct {
 
 func (x *WaitSandboxRequest) Reset() {
 	*x = WaitSandboxRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[16]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1388,7 +1383,7 @@ func (x *WaitSandboxRequest) String() string {
 func (*WaitSandboxRequest) ProtoMessage() {}
 
 func (x *WaitSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[16]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,7 +1396,7 @@ func (x *WaitSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitSandboxRequest.ProtoReflect.Descriptor instead.
 func (*WaitSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{16}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WaitSandboxRequest) GetId() string {
@@ -1434,7 +1429,7 @@ type WaitSandboxResponse struct {
 
 func (x *WaitSandboxResponse) Reset() {
 	*x = WaitSandboxResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[17]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1446,7 +1441,7 @@ func (x *WaitSandboxResponse) String() string {
 func (*WaitSandboxResponse) ProtoMessage() {}
 
 func (x *WaitSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[17]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1459,7 +1454,7 @@ func (x *WaitSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitSandboxResponse.ProtoReflect.Descriptor instead.
 func (*WaitSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{17}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WaitSandboxResponse) GetSandbox() *Sandbox {
@@ -1479,7 +1474,7 @@ type StopSandboxRequest struct {
 
 func (x *StopSandboxRequest) Reset() {
 	*x = StopSandboxRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[18]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1491,7 +1486,7 @@ func (x *StopSandboxRequest) String() string {
 func (*StopSandboxRequest) ProtoMessage() {}
 
 func (x *StopSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[18]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1504,7 +1499,7 @@ func (x *StopSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopSandboxRequest.ProtoReflect.Descriptor instead.
 func (*StopSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{18}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StopSandboxRequest) GetId() string {
@@ -1530,7 +1525,7 @@ type StopSandboxResponse struct {
 
 func (x *StopSandboxResponse) Reset() {
 	*x = StopSandboxResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[19]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1537,7 @@ func (x *StopSandboxResponse) String() string {
 func (*StopSandboxResponse) ProtoMessage() {}
 
 func (x *StopSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[19]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1550,7 @@ func (x *StopSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopSandboxResponse.ProtoReflect.Descriptor instead.
 func (*StopSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{19}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StopSandboxResponse) GetSandbox() *Sandbox {
@@ -1575,7 +1570,7 @@ type RemoveSandboxRequest struct {
 
 func (x *RemoveSandboxRequest) Reset() {
 	*x = RemoveSandboxRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[20]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1587,7 +1582,7 @@ func (x *RemoveSandboxRequest) String() string {
 func (*RemoveSandboxRequest) ProtoMessage() {}
 
 func (x *RemoveSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[20]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1600,7 +1595,7 @@ func (x *RemoveSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSandboxRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{20}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RemoveSandboxRequest) GetId() string {
@@ -1625,7 +1620,7 @@ type RemoveSandboxResponse struct {
 
 func (x *RemoveSandboxResponse) Reset() {
 	*x = RemoveSandboxResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[21]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1637,7 +1632,7 @@ func (x *RemoveSandboxResponse) String() string {
 func (*RemoveSandboxResponse) ProtoMessage() {}
 
 func (x *RemoveSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[21]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1650,7 +1645,7 @@ func (x *RemoveSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSandboxResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{21}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{20}
 }
 
 type ExtendSandboxRequest struct {
@@ -1663,7 +1658,7 @@ type ExtendSandboxRequest struct {
 
 func (x *ExtendSandboxRequest) Reset() {
 	*x = ExtendSandboxRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[22]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1675,7 +1670,7 @@ func (x *ExtendSandboxRequest) String() string {
 func (*ExtendSandboxRequest) ProtoMessage() {}
 
 func (x *ExtendSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[22]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1688,7 +1683,7 @@ func (x *ExtendSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendSandboxRequest.ProtoReflect.Descriptor instead.
 func (*ExtendSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{22}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExtendSandboxRequest) GetId() string {
@@ -1714,7 +1709,7 @@ type ExtendSandboxResponse struct {
 
 func (x *ExtendSandboxResponse) Reset() {
 	*x = ExtendSandboxResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[23]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1726,7 +1721,7 @@ func (x *ExtendSandboxResponse) String() string {
 func (*ExtendSandboxResponse) ProtoMessage() {}
 
 func (x *ExtendSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[23]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1739,7 +1734,7 @@ func (x *ExtendSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendSandboxResponse.ProtoReflect.Descriptor instead.
 func (*ExtendSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{23}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExtendSandboxResponse) GetSandbox() *Sandbox {
@@ -1759,7 +1754,7 @@ type SetTagsRequest struct {
 
 func (x *SetTagsRequest) Reset() {
 	*x = SetTagsRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[24]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1771,7 +1766,7 @@ func (x *SetTagsRequest) String() string {
 func (*SetTagsRequest) ProtoMessage() {}
 
 func (x *SetTagsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[24]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1784,7 +1779,7 @@ func (x *SetTagsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTagsRequest.ProtoReflect.Descriptor instead.
 func (*SetTagsRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{24}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SetTagsRequest) GetId() string {
@@ -1810,7 +1805,7 @@ type SetTagsResponse struct {
 
 func (x *SetTagsResponse) Reset() {
 	*x = SetTagsResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[25]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1822,7 +1817,7 @@ func (x *SetTagsResponse) String() string {
 func (*SetTagsResponse) ProtoMessage() {}
 
 func (x *SetTagsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[25]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1835,7 +1830,7 @@ func (x *SetTagsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetTagsResponse.ProtoReflect.Descriptor instead.
 func (*SetTagsResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{25}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SetTagsResponse) GetSandbox() *Sandbox {
@@ -1860,7 +1855,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[26]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +1867,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[26]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +1880,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{26}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Event) GetSeq() int64 {
@@ -1941,7 +1936,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[27]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1953,7 +1948,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[27]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1966,7 +1961,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{27}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WatchEventsRequest) GetSandboxId() string {
@@ -2000,7 +1995,7 @@ type WindowSize struct {
 
 func (x *WindowSize) Reset() {
 	*x = WindowSize{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[28]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2012,7 +2007,7 @@ func (x *WindowSize) String() string {
 func (*WindowSize) ProtoMessage() {}
 
 func (x *WindowSize) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[28]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2025,7 +2020,7 @@ func (x *WindowSize) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WindowSize.ProtoReflect.Descriptor instead.
 func (*WindowSize) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{28}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WindowSize) GetRows() uint32 {
@@ -2058,7 +2053,7 @@ type ExecSpec struct {
 
 func (x *ExecSpec) Reset() {
 	*x = ExecSpec{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[29]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2070,7 +2065,7 @@ func (x *ExecSpec) String() string {
 func (*ExecSpec) ProtoMessage() {}
 
 func (x *ExecSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[29]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2083,7 +2078,7 @@ func (x *ExecSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecSpec.ProtoReflect.Descriptor instead.
 func (*ExecSpec) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{29}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExecSpec) GetArgv() []string {
@@ -2155,7 +2150,7 @@ type ExitStatus struct {
 
 func (x *ExitStatus) Reset() {
 	*x = ExitStatus{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[30]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2167,7 +2162,7 @@ func (x *ExitStatus) String() string {
 func (*ExitStatus) ProtoMessage() {}
 
 func (x *ExitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[30]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2180,7 +2175,7 @@ func (x *ExitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExitStatus.ProtoReflect.Descriptor instead.
 func (*ExitStatus) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{30}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExitStatus) GetCode() int32 {
@@ -2239,7 +2234,7 @@ type Exec struct {
 
 func (x *Exec) Reset() {
 	*x = Exec{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[31]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2246,7 @@ func (x *Exec) String() string {
 func (*Exec) ProtoMessage() {}
 
 func (x *Exec) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[31]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2259,7 @@ func (x *Exec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Exec.ProtoReflect.Descriptor instead.
 func (*Exec) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{31}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Exec) GetId() string {
@@ -2369,7 +2364,7 @@ type StartExecRequest struct {
 
 func (x *StartExecRequest) Reset() {
 	*x = StartExecRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[32]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2381,7 +2376,7 @@ func (x *StartExecRequest) String() string {
 func (*StartExecRequest) ProtoMessage() {}
 
 func (x *StartExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[32]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2394,7 +2389,7 @@ func (x *StartExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecRequest.ProtoReflect.Descriptor instead.
 func (*StartExecRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{32}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StartExecRequest) GetSandboxId() string {
@@ -2427,7 +2422,7 @@ type StartExecResponse struct {
 
 func (x *StartExecResponse) Reset() {
 	*x = StartExecResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[33]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +2434,7 @@ func (x *StartExecResponse) String() string {
 func (*StartExecResponse) ProtoMessage() {}
 
 func (x *StartExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[33]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +2447,7 @@ func (x *StartExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecResponse.ProtoReflect.Descriptor instead.
 func (*StartExecResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{33}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StartExecResponse) GetExec() *Exec {
@@ -2472,7 +2467,7 @@ type GetExecRequest struct {
 
 func (x *GetExecRequest) Reset() {
 	*x = GetExecRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[34]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2484,7 +2479,7 @@ func (x *GetExecRequest) String() string {
 func (*GetExecRequest) ProtoMessage() {}
 
 func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[34]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2497,7 +2492,7 @@ func (x *GetExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecRequest.ProtoReflect.Descriptor instead.
 func (*GetExecRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{34}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetExecRequest) GetSandboxId() string {
@@ -2523,7 +2518,7 @@ type GetExecResponse struct {
 
 func (x *GetExecResponse) Reset() {
 	*x = GetExecResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[35]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2535,7 +2530,7 @@ func (x *GetExecResponse) String() string {
 func (*GetExecResponse) ProtoMessage() {}
 
 func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[35]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2548,7 +2543,7 @@ func (x *GetExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecResponse.ProtoReflect.Descriptor instead.
 func (*GetExecResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{35}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *GetExecResponse) GetExec() *Exec {
@@ -2567,7 +2562,7 @@ type ListExecsRequest struct {
 
 func (x *ListExecsRequest) Reset() {
 	*x = ListExecsRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[36]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2579,7 +2574,7 @@ func (x *ListExecsRequest) String() string {
 func (*ListExecsRequest) ProtoMessage() {}
 
 func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[36]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2592,7 +2587,7 @@ func (x *ListExecsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecsRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{36}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListExecsRequest) GetSandboxId() string {
@@ -2611,7 +2606,7 @@ type ListExecsResponse struct {
 
 func (x *ListExecsResponse) Reset() {
 	*x = ListExecsResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[37]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2623,7 +2618,7 @@ func (x *ListExecsResponse) String() string {
 func (*ListExecsResponse) ProtoMessage() {}
 
 func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[37]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2636,7 +2631,7 @@ func (x *ListExecsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecsResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{37}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListExecsResponse) GetExecs() []*Exec {
@@ -2657,7 +2652,7 @@ type WaitExecRequest struct {
 
 func (x *WaitExecRequest) Reset() {
 	*x = WaitExecRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[38]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +2664,7 @@ func (x *WaitExecRequest) String() string {
 func (*WaitExecRequest) ProtoMessage() {}
 
 func (x *WaitExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[38]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +2677,7 @@ func (x *WaitExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitExecRequest.ProtoReflect.Descriptor instead.
 func (*WaitExecRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{38}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WaitExecRequest) GetSandboxId() string {
@@ -2715,7 +2710,7 @@ type WaitExecResponse struct {
 
 func (x *WaitExecResponse) Reset() {
 	*x = WaitExecResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[39]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2727,7 +2722,7 @@ func (x *WaitExecResponse) String() string {
 func (*WaitExecResponse) ProtoMessage() {}
 
 func (x *WaitExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[39]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2740,7 +2735,7 @@ func (x *WaitExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitExecResponse.ProtoReflect.Descriptor instead.
 func (*WaitExecResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{39}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WaitExecResponse) GetExec() *Exec {
@@ -2761,7 +2756,7 @@ type SignalExecRequest struct {
 
 func (x *SignalExecRequest) Reset() {
 	*x = SignalExecRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[40]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2773,7 +2768,7 @@ func (x *SignalExecRequest) String() string {
 func (*SignalExecRequest) ProtoMessage() {}
 
 func (x *SignalExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[40]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2786,7 +2781,7 @@ func (x *SignalExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalExecRequest.ProtoReflect.Descriptor instead.
 func (*SignalExecRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{40}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SignalExecRequest) GetSandboxId() string {
@@ -2818,7 +2813,7 @@ type SignalExecResponse struct {
 
 func (x *SignalExecResponse) Reset() {
 	*x = SignalExecResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[41]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2830,7 +2825,7 @@ func (x *SignalExecResponse) String() string {
 func (*SignalExecResponse) ProtoMessage() {}
 
 func (x *SignalExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[41]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2843,7 +2838,7 @@ func (x *SignalExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalExecResponse.ProtoReflect.Descriptor instead.
 func (*SignalExecResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{41}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{40}
 }
 
 type ResizeExecRequest struct {
@@ -2857,7 +2852,7 @@ type ResizeExecRequest struct {
 
 func (x *ResizeExecRequest) Reset() {
 	*x = ResizeExecRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[42]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2869,7 +2864,7 @@ func (x *ResizeExecRequest) String() string {
 func (*ResizeExecRequest) ProtoMessage() {}
 
 func (x *ResizeExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[42]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2882,7 +2877,7 @@ func (x *ResizeExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeExecRequest.ProtoReflect.Descriptor instead.
 func (*ResizeExecRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{42}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ResizeExecRequest) GetSandboxId() string {
@@ -2914,7 +2909,7 @@ type ResizeExecResponse struct {
 
 func (x *ResizeExecResponse) Reset() {
 	*x = ResizeExecResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[43]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2926,7 +2921,7 @@ func (x *ResizeExecResponse) String() string {
 func (*ResizeExecResponse) ProtoMessage() {}
 
 func (x *ResizeExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[43]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2939,7 +2934,7 @@ func (x *ResizeExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResizeExecResponse.ProtoReflect.Descriptor instead.
 func (*ResizeExecResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{43}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{42}
 }
 
 type WriteStdinRequest struct {
@@ -2955,7 +2950,7 @@ type WriteStdinRequest struct {
 
 func (x *WriteStdinRequest) Reset() {
 	*x = WriteStdinRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[44]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2967,7 +2962,7 @@ func (x *WriteStdinRequest) String() string {
 func (*WriteStdinRequest) ProtoMessage() {}
 
 func (x *WriteStdinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[44]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2980,7 +2975,7 @@ func (x *WriteStdinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteStdinRequest.ProtoReflect.Descriptor instead.
 func (*WriteStdinRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{44}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WriteStdinRequest) GetSandboxId() string {
@@ -3027,7 +3022,7 @@ type WriteStdinResponse struct {
 
 func (x *WriteStdinResponse) Reset() {
 	*x = WriteStdinResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[45]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3039,7 +3034,7 @@ func (x *WriteStdinResponse) String() string {
 func (*WriteStdinResponse) ProtoMessage() {}
 
 func (x *WriteStdinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[45]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3052,7 +3047,7 @@ func (x *WriteStdinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteStdinResponse.ProtoReflect.Descriptor instead.
 func (*WriteStdinResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{45}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *WriteStdinResponse) GetStdinLen() int64 {
@@ -3076,7 +3071,7 @@ type ReadOutputRequest struct {
 
 func (x *ReadOutputRequest) Reset() {
 	*x = ReadOutputRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[46]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3088,7 +3083,7 @@ func (x *ReadOutputRequest) String() string {
 func (*ReadOutputRequest) ProtoMessage() {}
 
 func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[46]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3101,7 +3096,7 @@ func (x *ReadOutputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadOutputRequest.ProtoReflect.Descriptor instead.
 func (*ReadOutputRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{46}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ReadOutputRequest) GetSandboxId() string {
@@ -3154,7 +3149,7 @@ type ExecOutput struct {
 
 func (x *ExecOutput) Reset() {
 	*x = ExecOutput{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[47]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3166,7 +3161,7 @@ func (x *ExecOutput) String() string {
 func (*ExecOutput) ProtoMessage() {}
 
 func (x *ExecOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[47]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3179,7 +3174,7 @@ func (x *ExecOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecOutput.ProtoReflect.Descriptor instead.
 func (*ExecOutput) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{47}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ExecOutput) GetOffset() int64 {
@@ -3229,7 +3224,7 @@ type RunExecRequest struct {
 
 func (x *RunExecRequest) Reset() {
 	*x = RunExecRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[48]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3241,7 +3236,7 @@ func (x *RunExecRequest) String() string {
 func (*RunExecRequest) ProtoMessage() {}
 
 func (x *RunExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[48]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3254,7 +3249,7 @@ func (x *RunExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunExecRequest.ProtoReflect.Descriptor instead.
 func (*RunExecRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{48}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RunExecRequest) GetSandboxId() string {
@@ -3301,7 +3296,7 @@ type AttachRequest struct {
 
 func (x *AttachRequest) Reset() {
 	*x = AttachRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[49]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3313,7 +3308,7 @@ func (x *AttachRequest) String() string {
 func (*AttachRequest) ProtoMessage() {}
 
 func (x *AttachRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[49]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3326,7 +3321,7 @@ func (x *AttachRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
 func (*AttachRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{49}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *AttachRequest) GetSandboxId() string {
@@ -3414,7 +3409,7 @@ type FileInfo struct {
 
 func (x *FileInfo) Reset() {
 	*x = FileInfo{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[50]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3426,7 +3421,7 @@ func (x *FileInfo) String() string {
 func (*FileInfo) ProtoMessage() {}
 
 func (x *FileInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[50]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3439,7 +3434,7 @@ func (x *FileInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileInfo.ProtoReflect.Descriptor instead.
 func (*FileInfo) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{50}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *FileInfo) GetPath() []byte {
@@ -3506,7 +3501,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[51]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3518,7 +3513,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[51]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3531,7 +3526,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{51}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -3579,7 +3574,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[52]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3591,7 +3586,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[52]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3604,7 +3599,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{52}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ReadFileResponse) GetData() []byte {
@@ -3637,7 +3632,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[53]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3649,7 +3644,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[53]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3662,7 +3657,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{53}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WriteFileRequest) GetSandboxId() string {
@@ -3723,7 +3718,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[54]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3735,7 +3730,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[54]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3748,7 +3743,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{54}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *WriteFileResponse) GetInfo() *FileInfo {
@@ -3769,7 +3764,7 @@ type ListFilesRequest struct {
 
 func (x *ListFilesRequest) Reset() {
 	*x = ListFilesRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[55]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3781,7 +3776,7 @@ func (x *ListFilesRequest) String() string {
 func (*ListFilesRequest) ProtoMessage() {}
 
 func (x *ListFilesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[55]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3794,7 +3789,7 @@ func (x *ListFilesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFilesRequest.ProtoReflect.Descriptor instead.
 func (*ListFilesRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{55}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListFilesRequest) GetSandboxId() string {
@@ -3827,7 +3822,7 @@ type ListFilesResponse struct {
 
 func (x *ListFilesResponse) Reset() {
 	*x = ListFilesResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[56]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3839,7 +3834,7 @@ func (x *ListFilesResponse) String() string {
 func (*ListFilesResponse) ProtoMessage() {}
 
 func (x *ListFilesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[56]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3852,7 +3847,7 @@ func (x *ListFilesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFilesResponse.ProtoReflect.Descriptor instead.
 func (*ListFilesResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{56}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListFilesResponse) GetFiles() []*FileInfo {
@@ -3874,7 +3869,7 @@ type StatFileRequest struct {
 
 func (x *StatFileRequest) Reset() {
 	*x = StatFileRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[57]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3886,7 +3881,7 @@ func (x *StatFileRequest) String() string {
 func (*StatFileRequest) ProtoMessage() {}
 
 func (x *StatFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[57]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3899,7 +3894,7 @@ func (x *StatFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatFileRequest.ProtoReflect.Descriptor instead.
 func (*StatFileRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{57}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StatFileRequest) GetSandboxId() string {
@@ -3939,7 +3934,7 @@ type StatFileResponse struct {
 
 func (x *StatFileResponse) Reset() {
 	*x = StatFileResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[58]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3951,7 +3946,7 @@ func (x *StatFileResponse) String() string {
 func (*StatFileResponse) ProtoMessage() {}
 
 func (x *StatFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[58]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3964,7 +3959,7 @@ func (x *StatFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatFileResponse.ProtoReflect.Descriptor instead.
 func (*StatFileResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{58}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StatFileResponse) GetInfo() *FileInfo {
@@ -3987,7 +3982,7 @@ type MakeDirRequest struct {
 
 func (x *MakeDirRequest) Reset() {
 	*x = MakeDirRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[59]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3999,7 +3994,7 @@ func (x *MakeDirRequest) String() string {
 func (*MakeDirRequest) ProtoMessage() {}
 
 func (x *MakeDirRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[59]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4012,7 +4007,7 @@ func (x *MakeDirRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MakeDirRequest.ProtoReflect.Descriptor instead.
 func (*MakeDirRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{59}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *MakeDirRequest) GetSandboxId() string {
@@ -4058,7 +4053,7 @@ type MakeDirResponse struct {
 
 func (x *MakeDirResponse) Reset() {
 	*x = MakeDirResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[60]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4070,7 +4065,7 @@ func (x *MakeDirResponse) String() string {
 func (*MakeDirResponse) ProtoMessage() {}
 
 func (x *MakeDirResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[60]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4083,7 +4078,7 @@ func (x *MakeDirResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MakeDirResponse.ProtoReflect.Descriptor instead.
 func (*MakeDirResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{60}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{59}
 }
 
 type RemoveFileRequest struct {
@@ -4098,7 +4093,7 @@ type RemoveFileRequest struct {
 
 func (x *RemoveFileRequest) Reset() {
 	*x = RemoveFileRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[61]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4110,7 +4105,7 @@ func (x *RemoveFileRequest) String() string {
 func (*RemoveFileRequest) ProtoMessage() {}
 
 func (x *RemoveFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[61]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4123,7 +4118,7 @@ func (x *RemoveFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveFileRequest.ProtoReflect.Descriptor instead.
 func (*RemoveFileRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{61}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RemoveFileRequest) GetSandboxId() string {
@@ -4162,7 +4157,7 @@ type RemoveFileResponse struct {
 
 func (x *RemoveFileResponse) Reset() {
 	*x = RemoveFileResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[62]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4174,7 +4169,7 @@ func (x *RemoveFileResponse) String() string {
 func (*RemoveFileResponse) ProtoMessage() {}
 
 func (x *RemoveFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[62]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4187,7 +4182,7 @@ func (x *RemoveFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveFileResponse.ProtoReflect.Descriptor instead.
 func (*RemoveFileResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{62}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{61}
 }
 
 type RenameFileRequest struct {
@@ -4202,7 +4197,7 @@ type RenameFileRequest struct {
 
 func (x *RenameFileRequest) Reset() {
 	*x = RenameFileRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[63]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4209,7 @@ func (x *RenameFileRequest) String() string {
 func (*RenameFileRequest) ProtoMessage() {}
 
 func (x *RenameFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[63]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4222,7 @@ func (x *RenameFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenameFileRequest.ProtoReflect.Descriptor instead.
 func (*RenameFileRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{63}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RenameFileRequest) GetSandboxId() string {
@@ -4266,7 +4261,7 @@ type RenameFileResponse struct {
 
 func (x *RenameFileResponse) Reset() {
 	*x = RenameFileResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[64]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4278,7 +4273,7 @@ func (x *RenameFileResponse) String() string {
 func (*RenameFileResponse) ProtoMessage() {}
 
 func (x *RenameFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[64]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4291,7 +4286,7 @@ func (x *RenameFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenameFileResponse.ProtoReflect.Descriptor instead.
 func (*RenameFileResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{64}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{63}
 }
 
 type WatchFilesRequest struct {
@@ -4306,7 +4301,7 @@ type WatchFilesRequest struct {
 
 func (x *WatchFilesRequest) Reset() {
 	*x = WatchFilesRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[65]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4318,7 +4313,7 @@ func (x *WatchFilesRequest) String() string {
 func (*WatchFilesRequest) ProtoMessage() {}
 
 func (x *WatchFilesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[65]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4331,7 +4326,7 @@ func (x *WatchFilesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchFilesRequest.ProtoReflect.Descriptor instead.
 func (*WatchFilesRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{65}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *WatchFilesRequest) GetSandboxId() string {
@@ -4373,7 +4368,7 @@ type FileEvent struct {
 
 func (x *FileEvent) Reset() {
 	*x = FileEvent{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[66]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4385,7 +4380,7 @@ func (x *FileEvent) String() string {
 func (*FileEvent) ProtoMessage() {}
 
 func (x *FileEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[66]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4398,7 +4393,7 @@ func (x *FileEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileEvent.ProtoReflect.Descriptor instead.
 func (*FileEvent) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{66}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *FileEvent) GetOp() string {
@@ -4433,7 +4428,7 @@ type DownloadRequest struct {
 
 func (x *DownloadRequest) Reset() {
 	*x = DownloadRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[67]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4445,7 +4440,7 @@ func (x *DownloadRequest) String() string {
 func (*DownloadRequest) ProtoMessage() {}
 
 func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[67]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4458,7 +4453,7 @@ func (x *DownloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadRequest.ProtoReflect.Descriptor instead.
 func (*DownloadRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{67}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DownloadRequest) GetSandboxId() string {
@@ -4491,7 +4486,7 @@ type DownloadResponse struct {
 
 func (x *DownloadResponse) Reset() {
 	*x = DownloadResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[68]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4503,7 +4498,7 @@ func (x *DownloadResponse) String() string {
 func (*DownloadResponse) ProtoMessage() {}
 
 func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[68]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4516,7 +4511,7 @@ func (x *DownloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownloadResponse.ProtoReflect.Descriptor instead.
 func (*DownloadResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{68}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DownloadResponse) GetTar() []byte {
@@ -4538,7 +4533,7 @@ type UploadRequest struct {
 
 func (x *UploadRequest) Reset() {
 	*x = UploadRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[69]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4550,7 +4545,7 @@ func (x *UploadRequest) String() string {
 func (*UploadRequest) ProtoMessage() {}
 
 func (x *UploadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[69]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4563,7 +4558,7 @@ func (x *UploadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadRequest.ProtoReflect.Descriptor instead.
 func (*UploadRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{69}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *UploadRequest) GetSandboxId() string {
@@ -4604,7 +4599,7 @@ type UploadResponse struct {
 
 func (x *UploadResponse) Reset() {
 	*x = UploadResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[70]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4616,7 +4611,7 @@ func (x *UploadResponse) String() string {
 func (*UploadResponse) ProtoMessage() {}
 
 func (x *UploadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[70]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4629,7 +4624,7 @@ func (x *UploadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadResponse.ProtoReflect.Descriptor instead.
 func (*UploadResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{70}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *UploadResponse) GetEntries() int64 {
@@ -4659,7 +4654,7 @@ type DialRequest struct {
 
 func (x *DialRequest) Reset() {
 	*x = DialRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[71]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4671,7 +4666,7 @@ func (x *DialRequest) String() string {
 func (*DialRequest) ProtoMessage() {}
 
 func (x *DialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[71]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4684,7 +4679,7 @@ func (x *DialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DialRequest.ProtoReflect.Descriptor instead.
 func (*DialRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{71}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DialRequest) GetSandboxId() string {
@@ -4718,7 +4713,7 @@ type DialResponse struct {
 
 func (x *DialResponse) Reset() {
 	*x = DialResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[72]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4730,7 +4725,7 @@ func (x *DialResponse) String() string {
 func (*DialResponse) ProtoMessage() {}
 
 func (x *DialResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[72]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4743,7 +4738,7 @@ func (x *DialResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DialResponse.ProtoReflect.Descriptor instead.
 func (*DialResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{72}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DialResponse) GetData() []byte {
@@ -4777,7 +4772,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[73]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4789,7 +4784,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[73]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4802,7 +4797,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{73}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *Image) GetId() string {
@@ -4884,7 +4879,7 @@ type ImageConfig struct {
 
 func (x *ImageConfig) Reset() {
 	*x = ImageConfig{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[74]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4896,7 +4891,7 @@ func (x *ImageConfig) String() string {
 func (*ImageConfig) ProtoMessage() {}
 
 func (x *ImageConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[74]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4909,7 +4904,7 @@ func (x *ImageConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageConfig.ProtoReflect.Descriptor instead.
 func (*ImageConfig) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{74}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ImageConfig) GetEnv() []string {
@@ -4980,7 +4975,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[75]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4992,7 +4987,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[75]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5005,7 +5000,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{75}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *Progress) GetStep() string {
@@ -5049,7 +5044,7 @@ type PullImageRequest struct {
 
 func (x *PullImageRequest) Reset() {
 	*x = PullImageRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[76]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5061,7 +5056,7 @@ func (x *PullImageRequest) String() string {
 func (*PullImageRequest) ProtoMessage() {}
 
 func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[76]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5074,7 +5069,7 @@ func (x *PullImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageRequest.ProtoReflect.Descriptor instead.
 func (*PullImageRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{76}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *PullImageRequest) GetRef() string {
@@ -5122,7 +5117,7 @@ type PullImageResponse struct {
 
 func (x *PullImageResponse) Reset() {
 	*x = PullImageResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[77]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5134,7 +5129,7 @@ func (x *PullImageResponse) String() string {
 func (*PullImageResponse) ProtoMessage() {}
 
 func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[77]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5147,7 +5142,7 @@ func (x *PullImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullImageResponse.ProtoReflect.Descriptor instead.
 func (*PullImageResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{77}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PullImageResponse) GetProgress() *Progress {
@@ -5176,7 +5171,7 @@ type LoadImageRequest struct {
 
 func (x *LoadImageRequest) Reset() {
 	*x = LoadImageRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[78]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5188,7 +5183,7 @@ func (x *LoadImageRequest) String() string {
 func (*LoadImageRequest) ProtoMessage() {}
 
 func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[78]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5201,7 +5196,7 @@ func (x *LoadImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageRequest.ProtoReflect.Descriptor instead.
 func (*LoadImageRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{78}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *LoadImageRequest) GetTag() string {
@@ -5241,7 +5236,7 @@ type LoadImageResponse struct {
 
 func (x *LoadImageResponse) Reset() {
 	*x = LoadImageResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[79]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5253,7 +5248,7 @@ func (x *LoadImageResponse) String() string {
 func (*LoadImageResponse) ProtoMessage() {}
 
 func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[79]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5266,7 +5261,7 @@ func (x *LoadImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadImageResponse.ProtoReflect.Descriptor instead.
 func (*LoadImageResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{79}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *LoadImageResponse) GetImages() []*Image {
@@ -5285,7 +5280,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[80]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5297,7 +5292,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[80]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5310,7 +5305,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{80}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *GetImageRequest) GetRef() string {
@@ -5329,7 +5324,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[81]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5341,7 +5336,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[81]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5354,7 +5349,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{81}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -5372,7 +5367,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[82]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5384,7 +5379,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[82]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5397,7 +5392,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{82}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{81}
 }
 
 type ListImagesResponse struct {
@@ -5409,7 +5404,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[83]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5421,7 +5416,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[83]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5434,7 +5429,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{83}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -5454,7 +5449,7 @@ type TagImageRequest struct {
 
 func (x *TagImageRequest) Reset() {
 	*x = TagImageRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[84]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5466,7 +5461,7 @@ func (x *TagImageRequest) String() string {
 func (*TagImageRequest) ProtoMessage() {}
 
 func (x *TagImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[84]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5479,7 +5474,7 @@ func (x *TagImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagImageRequest.ProtoReflect.Descriptor instead.
 func (*TagImageRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{84}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *TagImageRequest) GetRef() string {
@@ -5505,7 +5500,7 @@ type TagImageResponse struct {
 
 func (x *TagImageResponse) Reset() {
 	*x = TagImageResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[85]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5517,7 +5512,7 @@ func (x *TagImageResponse) String() string {
 func (*TagImageResponse) ProtoMessage() {}
 
 func (x *TagImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[85]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5530,7 +5525,7 @@ func (x *TagImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagImageResponse.ProtoReflect.Descriptor instead.
 func (*TagImageResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{85}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *TagImageResponse) GetImage() *Image {
@@ -5550,7 +5545,7 @@ type RemoveImageRequest struct {
 
 func (x *RemoveImageRequest) Reset() {
 	*x = RemoveImageRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[86]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5562,7 +5557,7 @@ func (x *RemoveImageRequest) String() string {
 func (*RemoveImageRequest) ProtoMessage() {}
 
 func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[86]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5575,7 +5570,7 @@ func (x *RemoveImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageRequest.ProtoReflect.Descriptor instead.
 func (*RemoveImageRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{86}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *RemoveImageRequest) GetRef() string {
@@ -5600,7 +5595,7 @@ type RemoveImageResponse struct {
 
 func (x *RemoveImageResponse) Reset() {
 	*x = RemoveImageResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[87]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5612,7 +5607,7 @@ func (x *RemoveImageResponse) String() string {
 func (*RemoveImageResponse) ProtoMessage() {}
 
 func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[87]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5625,7 +5620,7 @@ func (x *RemoveImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveImageResponse.ProtoReflect.Descriptor instead.
 func (*RemoveImageResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{87}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{86}
 }
 
 type PruneImagesRequest struct {
@@ -5637,7 +5632,7 @@ type PruneImagesRequest struct {
 
 func (x *PruneImagesRequest) Reset() {
 	*x = PruneImagesRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[88]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5649,7 +5644,7 @@ func (x *PruneImagesRequest) String() string {
 func (*PruneImagesRequest) ProtoMessage() {}
 
 func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[88]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5662,7 +5657,7 @@ func (x *PruneImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesRequest.ProtoReflect.Descriptor instead.
 func (*PruneImagesRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{88}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *PruneImagesRequest) GetAll() bool {
@@ -5682,7 +5677,7 @@ type PruneImagesResponse struct {
 
 func (x *PruneImagesResponse) Reset() {
 	*x = PruneImagesResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[89]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5694,7 +5689,7 @@ func (x *PruneImagesResponse) String() string {
 func (*PruneImagesResponse) ProtoMessage() {}
 
 func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[89]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5707,7 +5702,7 @@ func (x *PruneImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PruneImagesResponse.ProtoReflect.Descriptor instead.
 func (*PruneImagesResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{89}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *PruneImagesResponse) GetFreed() int64 {
@@ -5739,7 +5734,7 @@ type BuildBaseRequest struct {
 
 func (x *BuildBaseRequest) Reset() {
 	*x = BuildBaseRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[90]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5751,7 +5746,7 @@ func (x *BuildBaseRequest) String() string {
 func (*BuildBaseRequest) ProtoMessage() {}
 
 func (x *BuildBaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[90]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5764,7 +5759,7 @@ func (x *BuildBaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BuildBaseRequest.ProtoReflect.Descriptor instead.
 func (*BuildBaseRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{90}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *BuildBaseRequest) GetTag() string {
@@ -5803,7 +5798,7 @@ type InfoRequest struct {
 
 func (x *InfoRequest) Reset() {
 	*x = InfoRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[91]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5815,7 +5810,7 @@ func (x *InfoRequest) String() string {
 func (*InfoRequest) ProtoMessage() {}
 
 func (x *InfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[91]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5828,7 +5823,7 @@ func (x *InfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoRequest.ProtoReflect.Descriptor instead.
 func (*InfoRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{91}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{90}
 }
 
 type InfoResponse struct {
@@ -5847,7 +5842,7 @@ type InfoResponse struct {
 
 func (x *InfoResponse) Reset() {
 	*x = InfoResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[92]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5859,7 +5854,7 @@ func (x *InfoResponse) String() string {
 func (*InfoResponse) ProtoMessage() {}
 
 func (x *InfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[92]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5872,7 +5867,7 @@ func (x *InfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InfoResponse.ProtoReflect.Descriptor instead.
 func (*InfoResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{92}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *InfoResponse) GetVersion() string {
@@ -5943,7 +5938,7 @@ type RuntimeInfo struct {
 
 func (x *RuntimeInfo) Reset() {
 	*x = RuntimeInfo{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[93]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5955,7 +5950,7 @@ func (x *RuntimeInfo) String() string {
 func (*RuntimeInfo) ProtoMessage() {}
 
 func (x *RuntimeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[93]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5968,7 +5963,7 @@ func (x *RuntimeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeInfo.ProtoReflect.Descriptor instead.
 func (*RuntimeInfo) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{93}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *RuntimeInfo) GetName() string {
@@ -6010,7 +6005,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[94]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6022,7 +6017,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[94]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6035,7 +6030,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{94}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *CreateTokenRequest) GetTenant() string {
@@ -6069,7 +6064,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[95]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6081,7 +6076,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[95]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6094,7 +6089,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{95}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -6125,7 +6120,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[96]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6137,7 +6132,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[96]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6150,7 +6145,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{96}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Token) GetId() string {
@@ -6203,7 +6198,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[97]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6215,7 +6210,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[97]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6228,7 +6223,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{97}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{96}
 }
 
 type ListTokensResponse struct {
@@ -6240,7 +6235,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[98]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6252,7 +6247,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[98]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6265,7 +6260,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{98}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -6284,7 +6279,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[99]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6296,7 +6291,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[99]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6309,7 +6304,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{99}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RevokeTokenRequest) GetId() string {
@@ -6327,7 +6322,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[100]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6339,7 +6334,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vivarium_v1_vivarium_proto_msgTypes[100]
+	mi := &file_vivarium_v1_vivarium_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6352,14 +6347,14 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{100}
+	return file_vivarium_v1_vivarium_proto_rawDescGZIP(), []int{99}
 }
 
 var File_vivarium_v1_vivarium_proto protoreflect.FileDescriptor
 
 const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\n" +
-	"\x1avivarium/v1/vivarium.proto\x12\vvivarium.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"5\n" +
+	"\x1avivarium/v1/vivarium.proto\x12\vvivarium.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19vivarium/v1/network.proto\"5\n" +
 	"\vErrorDetail\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04hint\x18\x02 \x01(\tR\x04hint\"\xd1\x01\n" +
@@ -6374,12 +6369,10 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\btcp_port\x18\x01 \x01(\rR\atcpPort\x12\x18\n" +
 	"\acommand\x18\x02 \x03(\tR\acommand\x125\n" +
 	"\binterval\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\binterval\x123\n" +
-	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"#\n" +
-	"\rNetworkPolicy\x12\x12\n" +
-	"\x04mode\x18\x01 \x01(\tR\x04mode\"4\n" +
+	"\atimeout\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"4\n" +
 	"\fCapabilities\x12\x10\n" +
 	"\x03add\x18\x01 \x03(\tR\x03add\x12\x12\n" +
-	"\x04drop\x18\x02 \x03(\tR\x04drop\"\xb1\a\n" +
+	"\x04drop\x18\x02 \x03(\tR\x04drop\"\xfe\a\n" +
 	"\vSandboxSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12\x18\n" +
@@ -6406,13 +6399,15 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\x05probe\x18\x14 \x01(\v2\x12.vivarium.v1.ProbeR\x05probe\x12\x12\n" +
 	"\x04pull\x18\x15 \x01(\tR\x04pull\x12\x16\n" +
 	"\x06remove\x18\x16 \x01(\bR\x06remove\x12\x1a\n" +
-	"\bhostname\x18\x17 \x01(\tR\bhostname\x1a7\n" +
+	"\bhostname\x18\x17 \x01(\tR\bhostname\x12\x18\n" +
+	"\asecrets\x18\x18 \x03(\tR\asecrets\x121\n" +
+	"\atunnels\x18\x19 \x03(\v2\x17.vivarium.v1.TunnelSpecR\atunnels\x1a7\n" +
 	"\tTagsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x92\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xeb\x06\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12,\n" +
 	"\x04spec\x18\x02 \x01(\v2\x18.vivarium.v1.SandboxSpecR\x04spec\x12\x14\n" +
@@ -6434,7 +6429,9 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\fnetwork_hash\x18\x10 \x01(\tR\vnetworkHash\x12\x16\n" +
 	"\x06tenant\x18\x11 \x01(\tR\x06tenant\x12(\n" +
 	"\x05usage\x18\x12 \x01(\v2\x12.vivarium.v1.UsageR\x05usage\x12\x18\n" +
-	"\aremoved\x18\x13 \x01(\bR\aremoved\"\x86\x01\n" +
+	"\aremoved\x18\x13 \x01(\bR\aremoved\x12(\n" +
+	"\x05proof\x18\x14 \x01(\v2\x12.vivarium.v1.ProofR\x05proof\x12-\n" +
+	"\atunnels\x18\x15 \x03(\v2\x13.vivarium.v1.TunnelR\atunnels\"\x86\x01\n" +
 	"\tStageTime\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x124\n" +
 	"\aentered\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\aentered\x12-\n" +
@@ -6463,13 +6460,14 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"peakMemory\x12+\n" +
 	"\x03cpu\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03cpu\x12\x12\n" +
 	"\x04pids\x18\x04 \x01(\x03R\x04pids\x12\x12\n" +
-	"\x04disk\x18\x05 \x01(\x03R\x04disk\"\xa0\x01\n" +
+	"\x04disk\x18\x05 \x01(\x03R\x04disk\"\xb6\x01\n" +
 	"\x14CreateSandboxRequest\x12,\n" +
 	"\x04spec\x18\x01 \x01(\v2\x18.vivarium.v1.SandboxSpecR\x04spec\x12'\n" +
 	"\x0fidempotency_key\x18\x02 \x01(\tR\x0eidempotencyKey\x12\x12\n" +
 	"\x04wait\x18\x03 \x01(\bR\x04wait\x12\x1d\n" +
 	"\n" +
-	"wait_ready\x18\x04 \x01(\bR\twaitReady\"G\n" +
+	"wait_ready\x18\x04 \x01(\bR\twaitReady\x12\x14\n" +
+	"\x05prove\x18\x05 \x01(\bR\x05prove\"G\n" +
 	"\x15CreateSandboxResponse\x12.\n" +
 	"\asandbox\x18\x01 \x01(\v2\x14.vivarium.v1.SandboxR\asandbox\"#\n" +
 	"\x11GetSandboxRequest\x12\x0e\n" +
@@ -6931,293 +6929,299 @@ func file_vivarium_v1_vivarium_proto_rawDescGZIP() []byte {
 	return file_vivarium_v1_vivarium_proto_rawDescData
 }
 
-var file_vivarium_v1_vivarium_proto_msgTypes = make([]protoimpl.MessageInfo, 109)
+var file_vivarium_v1_vivarium_proto_msgTypes = make([]protoimpl.MessageInfo, 108)
 var file_vivarium_v1_vivarium_proto_goTypes = []any{
 	(*ErrorDetail)(nil),           // 0: vivarium.v1.ErrorDetail
 	(*Resources)(nil),             // 1: vivarium.v1.Resources
 	(*Probe)(nil),                 // 2: vivarium.v1.Probe
-	(*NetworkPolicy)(nil),         // 3: vivarium.v1.NetworkPolicy
-	(*Capabilities)(nil),          // 4: vivarium.v1.Capabilities
-	(*SandboxSpec)(nil),           // 5: vivarium.v1.SandboxSpec
-	(*Sandbox)(nil),               // 6: vivarium.v1.Sandbox
-	(*StageTime)(nil),             // 7: vivarium.v1.StageTime
-	(*Death)(nil),                 // 8: vivarium.v1.Death
-	(*Usage)(nil),                 // 9: vivarium.v1.Usage
-	(*CreateSandboxRequest)(nil),  // 10: vivarium.v1.CreateSandboxRequest
-	(*CreateSandboxResponse)(nil), // 11: vivarium.v1.CreateSandboxResponse
-	(*GetSandboxRequest)(nil),     // 12: vivarium.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),    // 13: vivarium.v1.GetSandboxResponse
-	(*ListSandboxesRequest)(nil),  // 14: vivarium.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil), // 15: vivarium.v1.ListSandboxesResponse
-	(*WaitSandboxRequest)(nil),    // 16: vivarium.v1.WaitSandboxRequest
-	(*WaitSandboxResponse)(nil),   // 17: vivarium.v1.WaitSandboxResponse
-	(*StopSandboxRequest)(nil),    // 18: vivarium.v1.StopSandboxRequest
-	(*StopSandboxResponse)(nil),   // 19: vivarium.v1.StopSandboxResponse
-	(*RemoveSandboxRequest)(nil),  // 20: vivarium.v1.RemoveSandboxRequest
-	(*RemoveSandboxResponse)(nil), // 21: vivarium.v1.RemoveSandboxResponse
-	(*ExtendSandboxRequest)(nil),  // 22: vivarium.v1.ExtendSandboxRequest
-	(*ExtendSandboxResponse)(nil), // 23: vivarium.v1.ExtendSandboxResponse
-	(*SetTagsRequest)(nil),        // 24: vivarium.v1.SetTagsRequest
-	(*SetTagsResponse)(nil),       // 25: vivarium.v1.SetTagsResponse
-	(*Event)(nil),                 // 26: vivarium.v1.Event
-	(*WatchEventsRequest)(nil),    // 27: vivarium.v1.WatchEventsRequest
-	(*WindowSize)(nil),            // 28: vivarium.v1.WindowSize
-	(*ExecSpec)(nil),              // 29: vivarium.v1.ExecSpec
-	(*ExitStatus)(nil),            // 30: vivarium.v1.ExitStatus
-	(*Exec)(nil),                  // 31: vivarium.v1.Exec
-	(*StartExecRequest)(nil),      // 32: vivarium.v1.StartExecRequest
-	(*StartExecResponse)(nil),     // 33: vivarium.v1.StartExecResponse
-	(*GetExecRequest)(nil),        // 34: vivarium.v1.GetExecRequest
-	(*GetExecResponse)(nil),       // 35: vivarium.v1.GetExecResponse
-	(*ListExecsRequest)(nil),      // 36: vivarium.v1.ListExecsRequest
-	(*ListExecsResponse)(nil),     // 37: vivarium.v1.ListExecsResponse
-	(*WaitExecRequest)(nil),       // 38: vivarium.v1.WaitExecRequest
-	(*WaitExecResponse)(nil),      // 39: vivarium.v1.WaitExecResponse
-	(*SignalExecRequest)(nil),     // 40: vivarium.v1.SignalExecRequest
-	(*SignalExecResponse)(nil),    // 41: vivarium.v1.SignalExecResponse
-	(*ResizeExecRequest)(nil),     // 42: vivarium.v1.ResizeExecRequest
-	(*ResizeExecResponse)(nil),    // 43: vivarium.v1.ResizeExecResponse
-	(*WriteStdinRequest)(nil),     // 44: vivarium.v1.WriteStdinRequest
-	(*WriteStdinResponse)(nil),    // 45: vivarium.v1.WriteStdinResponse
-	(*ReadOutputRequest)(nil),     // 46: vivarium.v1.ReadOutputRequest
-	(*ExecOutput)(nil),            // 47: vivarium.v1.ExecOutput
-	(*RunExecRequest)(nil),        // 48: vivarium.v1.RunExecRequest
-	(*AttachRequest)(nil),         // 49: vivarium.v1.AttachRequest
-	(*FileInfo)(nil),              // 50: vivarium.v1.FileInfo
-	(*ReadFileRequest)(nil),       // 51: vivarium.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),      // 52: vivarium.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),      // 53: vivarium.v1.WriteFileRequest
-	(*WriteFileResponse)(nil),     // 54: vivarium.v1.WriteFileResponse
-	(*ListFilesRequest)(nil),      // 55: vivarium.v1.ListFilesRequest
-	(*ListFilesResponse)(nil),     // 56: vivarium.v1.ListFilesResponse
-	(*StatFileRequest)(nil),       // 57: vivarium.v1.StatFileRequest
-	(*StatFileResponse)(nil),      // 58: vivarium.v1.StatFileResponse
-	(*MakeDirRequest)(nil),        // 59: vivarium.v1.MakeDirRequest
-	(*MakeDirResponse)(nil),       // 60: vivarium.v1.MakeDirResponse
-	(*RemoveFileRequest)(nil),     // 61: vivarium.v1.RemoveFileRequest
-	(*RemoveFileResponse)(nil),    // 62: vivarium.v1.RemoveFileResponse
-	(*RenameFileRequest)(nil),     // 63: vivarium.v1.RenameFileRequest
-	(*RenameFileResponse)(nil),    // 64: vivarium.v1.RenameFileResponse
-	(*WatchFilesRequest)(nil),     // 65: vivarium.v1.WatchFilesRequest
-	(*FileEvent)(nil),             // 66: vivarium.v1.FileEvent
-	(*DownloadRequest)(nil),       // 67: vivarium.v1.DownloadRequest
-	(*DownloadResponse)(nil),      // 68: vivarium.v1.DownloadResponse
-	(*UploadRequest)(nil),         // 69: vivarium.v1.UploadRequest
-	(*UploadResponse)(nil),        // 70: vivarium.v1.UploadResponse
-	(*DialRequest)(nil),           // 71: vivarium.v1.DialRequest
-	(*DialResponse)(nil),          // 72: vivarium.v1.DialResponse
-	(*Image)(nil),                 // 73: vivarium.v1.Image
-	(*ImageConfig)(nil),           // 74: vivarium.v1.ImageConfig
-	(*Progress)(nil),              // 75: vivarium.v1.Progress
-	(*PullImageRequest)(nil),      // 76: vivarium.v1.PullImageRequest
-	(*PullImageResponse)(nil),     // 77: vivarium.v1.PullImageResponse
-	(*LoadImageRequest)(nil),      // 78: vivarium.v1.LoadImageRequest
-	(*LoadImageResponse)(nil),     // 79: vivarium.v1.LoadImageResponse
-	(*GetImageRequest)(nil),       // 80: vivarium.v1.GetImageRequest
-	(*GetImageResponse)(nil),      // 81: vivarium.v1.GetImageResponse
-	(*ListImagesRequest)(nil),     // 82: vivarium.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),    // 83: vivarium.v1.ListImagesResponse
-	(*TagImageRequest)(nil),       // 84: vivarium.v1.TagImageRequest
-	(*TagImageResponse)(nil),      // 85: vivarium.v1.TagImageResponse
-	(*RemoveImageRequest)(nil),    // 86: vivarium.v1.RemoveImageRequest
-	(*RemoveImageResponse)(nil),   // 87: vivarium.v1.RemoveImageResponse
-	(*PruneImagesRequest)(nil),    // 88: vivarium.v1.PruneImagesRequest
-	(*PruneImagesResponse)(nil),   // 89: vivarium.v1.PruneImagesResponse
-	(*BuildBaseRequest)(nil),      // 90: vivarium.v1.BuildBaseRequest
-	(*InfoRequest)(nil),           // 91: vivarium.v1.InfoRequest
-	(*InfoResponse)(nil),          // 92: vivarium.v1.InfoResponse
-	(*RuntimeInfo)(nil),           // 93: vivarium.v1.RuntimeInfo
-	(*CreateTokenRequest)(nil),    // 94: vivarium.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 95: vivarium.v1.CreateTokenResponse
-	(*Token)(nil),                 // 96: vivarium.v1.Token
-	(*ListTokensRequest)(nil),     // 97: vivarium.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),    // 98: vivarium.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),    // 99: vivarium.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),   // 100: vivarium.v1.RevokeTokenResponse
-	nil,                           // 101: vivarium.v1.SandboxSpec.TagsEntry
-	nil,                           // 102: vivarium.v1.SandboxSpec.EnvEntry
-	nil,                           // 103: vivarium.v1.ListSandboxesRequest.TagsEntry
-	nil,                           // 104: vivarium.v1.SetTagsRequest.TagsEntry
-	nil,                           // 105: vivarium.v1.Event.AttrsEntry
-	nil,                           // 106: vivarium.v1.ExecSpec.EnvEntry
-	nil,                           // 107: vivarium.v1.ImageConfig.LabelsEntry
-	nil,                           // 108: vivarium.v1.RuntimeInfo.CapabilitiesEntry
-	(*durationpb.Duration)(nil),   // 109: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 110: google.protobuf.Timestamp
+	(*Capabilities)(nil),          // 3: vivarium.v1.Capabilities
+	(*SandboxSpec)(nil),           // 4: vivarium.v1.SandboxSpec
+	(*Sandbox)(nil),               // 5: vivarium.v1.Sandbox
+	(*StageTime)(nil),             // 6: vivarium.v1.StageTime
+	(*Death)(nil),                 // 7: vivarium.v1.Death
+	(*Usage)(nil),                 // 8: vivarium.v1.Usage
+	(*CreateSandboxRequest)(nil),  // 9: vivarium.v1.CreateSandboxRequest
+	(*CreateSandboxResponse)(nil), // 10: vivarium.v1.CreateSandboxResponse
+	(*GetSandboxRequest)(nil),     // 11: vivarium.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),    // 12: vivarium.v1.GetSandboxResponse
+	(*ListSandboxesRequest)(nil),  // 13: vivarium.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil), // 14: vivarium.v1.ListSandboxesResponse
+	(*WaitSandboxRequest)(nil),    // 15: vivarium.v1.WaitSandboxRequest
+	(*WaitSandboxResponse)(nil),   // 16: vivarium.v1.WaitSandboxResponse
+	(*StopSandboxRequest)(nil),    // 17: vivarium.v1.StopSandboxRequest
+	(*StopSandboxResponse)(nil),   // 18: vivarium.v1.StopSandboxResponse
+	(*RemoveSandboxRequest)(nil),  // 19: vivarium.v1.RemoveSandboxRequest
+	(*RemoveSandboxResponse)(nil), // 20: vivarium.v1.RemoveSandboxResponse
+	(*ExtendSandboxRequest)(nil),  // 21: vivarium.v1.ExtendSandboxRequest
+	(*ExtendSandboxResponse)(nil), // 22: vivarium.v1.ExtendSandboxResponse
+	(*SetTagsRequest)(nil),        // 23: vivarium.v1.SetTagsRequest
+	(*SetTagsResponse)(nil),       // 24: vivarium.v1.SetTagsResponse
+	(*Event)(nil),                 // 25: vivarium.v1.Event
+	(*WatchEventsRequest)(nil),    // 26: vivarium.v1.WatchEventsRequest
+	(*WindowSize)(nil),            // 27: vivarium.v1.WindowSize
+	(*ExecSpec)(nil),              // 28: vivarium.v1.ExecSpec
+	(*ExitStatus)(nil),            // 29: vivarium.v1.ExitStatus
+	(*Exec)(nil),                  // 30: vivarium.v1.Exec
+	(*StartExecRequest)(nil),      // 31: vivarium.v1.StartExecRequest
+	(*StartExecResponse)(nil),     // 32: vivarium.v1.StartExecResponse
+	(*GetExecRequest)(nil),        // 33: vivarium.v1.GetExecRequest
+	(*GetExecResponse)(nil),       // 34: vivarium.v1.GetExecResponse
+	(*ListExecsRequest)(nil),      // 35: vivarium.v1.ListExecsRequest
+	(*ListExecsResponse)(nil),     // 36: vivarium.v1.ListExecsResponse
+	(*WaitExecRequest)(nil),       // 37: vivarium.v1.WaitExecRequest
+	(*WaitExecResponse)(nil),      // 38: vivarium.v1.WaitExecResponse
+	(*SignalExecRequest)(nil),     // 39: vivarium.v1.SignalExecRequest
+	(*SignalExecResponse)(nil),    // 40: vivarium.v1.SignalExecResponse
+	(*ResizeExecRequest)(nil),     // 41: vivarium.v1.ResizeExecRequest
+	(*ResizeExecResponse)(nil),    // 42: vivarium.v1.ResizeExecResponse
+	(*WriteStdinRequest)(nil),     // 43: vivarium.v1.WriteStdinRequest
+	(*WriteStdinResponse)(nil),    // 44: vivarium.v1.WriteStdinResponse
+	(*ReadOutputRequest)(nil),     // 45: vivarium.v1.ReadOutputRequest
+	(*ExecOutput)(nil),            // 46: vivarium.v1.ExecOutput
+	(*RunExecRequest)(nil),        // 47: vivarium.v1.RunExecRequest
+	(*AttachRequest)(nil),         // 48: vivarium.v1.AttachRequest
+	(*FileInfo)(nil),              // 49: vivarium.v1.FileInfo
+	(*ReadFileRequest)(nil),       // 50: vivarium.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),      // 51: vivarium.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),      // 52: vivarium.v1.WriteFileRequest
+	(*WriteFileResponse)(nil),     // 53: vivarium.v1.WriteFileResponse
+	(*ListFilesRequest)(nil),      // 54: vivarium.v1.ListFilesRequest
+	(*ListFilesResponse)(nil),     // 55: vivarium.v1.ListFilesResponse
+	(*StatFileRequest)(nil),       // 56: vivarium.v1.StatFileRequest
+	(*StatFileResponse)(nil),      // 57: vivarium.v1.StatFileResponse
+	(*MakeDirRequest)(nil),        // 58: vivarium.v1.MakeDirRequest
+	(*MakeDirResponse)(nil),       // 59: vivarium.v1.MakeDirResponse
+	(*RemoveFileRequest)(nil),     // 60: vivarium.v1.RemoveFileRequest
+	(*RemoveFileResponse)(nil),    // 61: vivarium.v1.RemoveFileResponse
+	(*RenameFileRequest)(nil),     // 62: vivarium.v1.RenameFileRequest
+	(*RenameFileResponse)(nil),    // 63: vivarium.v1.RenameFileResponse
+	(*WatchFilesRequest)(nil),     // 64: vivarium.v1.WatchFilesRequest
+	(*FileEvent)(nil),             // 65: vivarium.v1.FileEvent
+	(*DownloadRequest)(nil),       // 66: vivarium.v1.DownloadRequest
+	(*DownloadResponse)(nil),      // 67: vivarium.v1.DownloadResponse
+	(*UploadRequest)(nil),         // 68: vivarium.v1.UploadRequest
+	(*UploadResponse)(nil),        // 69: vivarium.v1.UploadResponse
+	(*DialRequest)(nil),           // 70: vivarium.v1.DialRequest
+	(*DialResponse)(nil),          // 71: vivarium.v1.DialResponse
+	(*Image)(nil),                 // 72: vivarium.v1.Image
+	(*ImageConfig)(nil),           // 73: vivarium.v1.ImageConfig
+	(*Progress)(nil),              // 74: vivarium.v1.Progress
+	(*PullImageRequest)(nil),      // 75: vivarium.v1.PullImageRequest
+	(*PullImageResponse)(nil),     // 76: vivarium.v1.PullImageResponse
+	(*LoadImageRequest)(nil),      // 77: vivarium.v1.LoadImageRequest
+	(*LoadImageResponse)(nil),     // 78: vivarium.v1.LoadImageResponse
+	(*GetImageRequest)(nil),       // 79: vivarium.v1.GetImageRequest
+	(*GetImageResponse)(nil),      // 80: vivarium.v1.GetImageResponse
+	(*ListImagesRequest)(nil),     // 81: vivarium.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),    // 82: vivarium.v1.ListImagesResponse
+	(*TagImageRequest)(nil),       // 83: vivarium.v1.TagImageRequest
+	(*TagImageResponse)(nil),      // 84: vivarium.v1.TagImageResponse
+	(*RemoveImageRequest)(nil),    // 85: vivarium.v1.RemoveImageRequest
+	(*RemoveImageResponse)(nil),   // 86: vivarium.v1.RemoveImageResponse
+	(*PruneImagesRequest)(nil),    // 87: vivarium.v1.PruneImagesRequest
+	(*PruneImagesResponse)(nil),   // 88: vivarium.v1.PruneImagesResponse
+	(*BuildBaseRequest)(nil),      // 89: vivarium.v1.BuildBaseRequest
+	(*InfoRequest)(nil),           // 90: vivarium.v1.InfoRequest
+	(*InfoResponse)(nil),          // 91: vivarium.v1.InfoResponse
+	(*RuntimeInfo)(nil),           // 92: vivarium.v1.RuntimeInfo
+	(*CreateTokenRequest)(nil),    // 93: vivarium.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),   // 94: vivarium.v1.CreateTokenResponse
+	(*Token)(nil),                 // 95: vivarium.v1.Token
+	(*ListTokensRequest)(nil),     // 96: vivarium.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),    // 97: vivarium.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),    // 98: vivarium.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),   // 99: vivarium.v1.RevokeTokenResponse
+	nil,                           // 100: vivarium.v1.SandboxSpec.TagsEntry
+	nil,                           // 101: vivarium.v1.SandboxSpec.EnvEntry
+	nil,                           // 102: vivarium.v1.ListSandboxesRequest.TagsEntry
+	nil,                           // 103: vivarium.v1.SetTagsRequest.TagsEntry
+	nil,                           // 104: vivarium.v1.Event.AttrsEntry
+	nil,                           // 105: vivarium.v1.ExecSpec.EnvEntry
+	nil,                           // 106: vivarium.v1.ImageConfig.LabelsEntry
+	nil,                           // 107: vivarium.v1.RuntimeInfo.CapabilitiesEntry
+	(*durationpb.Duration)(nil),   // 108: google.protobuf.Duration
+	(*NetworkPolicy)(nil),         // 109: vivarium.v1.NetworkPolicy
+	(*TunnelSpec)(nil),            // 110: vivarium.v1.TunnelSpec
+	(*timestamppb.Timestamp)(nil), // 111: google.protobuf.Timestamp
+	(*Proof)(nil),                 // 112: vivarium.v1.Proof
+	(*Tunnel)(nil),                // 113: vivarium.v1.Tunnel
 }
 var file_vivarium_v1_vivarium_proto_depIdxs = []int32{
-	109, // 0: vivarium.v1.Probe.interval:type_name -> google.protobuf.Duration
-	109, // 1: vivarium.v1.Probe.timeout:type_name -> google.protobuf.Duration
-	101, // 2: vivarium.v1.SandboxSpec.tags:type_name -> vivarium.v1.SandboxSpec.TagsEntry
-	102, // 3: vivarium.v1.SandboxSpec.env:type_name -> vivarium.v1.SandboxSpec.EnvEntry
+	108, // 0: vivarium.v1.Probe.interval:type_name -> google.protobuf.Duration
+	108, // 1: vivarium.v1.Probe.timeout:type_name -> google.protobuf.Duration
+	100, // 2: vivarium.v1.SandboxSpec.tags:type_name -> vivarium.v1.SandboxSpec.TagsEntry
+	101, // 3: vivarium.v1.SandboxSpec.env:type_name -> vivarium.v1.SandboxSpec.EnvEntry
 	1,   // 4: vivarium.v1.SandboxSpec.resources:type_name -> vivarium.v1.Resources
-	3,   // 5: vivarium.v1.SandboxSpec.network:type_name -> vivarium.v1.NetworkPolicy
-	4,   // 6: vivarium.v1.SandboxSpec.capabilities:type_name -> vivarium.v1.Capabilities
-	109, // 7: vivarium.v1.SandboxSpec.timeout:type_name -> google.protobuf.Duration
-	109, // 8: vivarium.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
+	109, // 5: vivarium.v1.SandboxSpec.network:type_name -> vivarium.v1.NetworkPolicy
+	3,   // 6: vivarium.v1.SandboxSpec.capabilities:type_name -> vivarium.v1.Capabilities
+	108, // 7: vivarium.v1.SandboxSpec.timeout:type_name -> google.protobuf.Duration
+	108, // 8: vivarium.v1.SandboxSpec.idle_timeout:type_name -> google.protobuf.Duration
 	2,   // 9: vivarium.v1.SandboxSpec.probe:type_name -> vivarium.v1.Probe
-	5,   // 10: vivarium.v1.Sandbox.spec:type_name -> vivarium.v1.SandboxSpec
-	110, // 11: vivarium.v1.Sandbox.stage_since:type_name -> google.protobuf.Timestamp
-	110, // 12: vivarium.v1.Sandbox.stage_deadline:type_name -> google.protobuf.Timestamp
-	110, // 13: vivarium.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	110, // 14: vivarium.v1.Sandbox.started:type_name -> google.protobuf.Timestamp
-	110, // 15: vivarium.v1.Sandbox.deadline:type_name -> google.protobuf.Timestamp
-	7,   // 16: vivarium.v1.Sandbox.stages:type_name -> vivarium.v1.StageTime
-	8,   // 17: vivarium.v1.Sandbox.death:type_name -> vivarium.v1.Death
-	3,   // 18: vivarium.v1.Sandbox.applied_network:type_name -> vivarium.v1.NetworkPolicy
-	9,   // 19: vivarium.v1.Sandbox.usage:type_name -> vivarium.v1.Usage
-	110, // 20: vivarium.v1.StageTime.entered:type_name -> google.protobuf.Timestamp
-	109, // 21: vivarium.v1.StageTime.took:type_name -> google.protobuf.Duration
-	30,  // 22: vivarium.v1.Death.exit:type_name -> vivarium.v1.ExitStatus
-	110, // 23: vivarium.v1.Death.created:type_name -> google.protobuf.Timestamp
-	110, // 24: vivarium.v1.Death.started:type_name -> google.protobuf.Timestamp
-	110, // 25: vivarium.v1.Death.ended:type_name -> google.protobuf.Timestamp
-	109, // 26: vivarium.v1.Usage.cpu:type_name -> google.protobuf.Duration
-	5,   // 27: vivarium.v1.CreateSandboxRequest.spec:type_name -> vivarium.v1.SandboxSpec
-	6,   // 28: vivarium.v1.CreateSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
-	6,   // 29: vivarium.v1.GetSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
-	103, // 30: vivarium.v1.ListSandboxesRequest.tags:type_name -> vivarium.v1.ListSandboxesRequest.TagsEntry
-	6,   // 31: vivarium.v1.ListSandboxesResponse.sandboxes:type_name -> vivarium.v1.Sandbox
-	109, // 32: vivarium.v1.WaitSandboxRequest.timeout:type_name -> google.protobuf.Duration
-	6,   // 33: vivarium.v1.WaitSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
-	109, // 34: vivarium.v1.StopSandboxRequest.grace:type_name -> google.protobuf.Duration
-	6,   // 35: vivarium.v1.StopSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
-	109, // 36: vivarium.v1.ExtendSandboxRequest.timeout:type_name -> google.protobuf.Duration
-	6,   // 37: vivarium.v1.ExtendSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
-	104, // 38: vivarium.v1.SetTagsRequest.tags:type_name -> vivarium.v1.SetTagsRequest.TagsEntry
-	6,   // 39: vivarium.v1.SetTagsResponse.sandbox:type_name -> vivarium.v1.Sandbox
-	110, // 40: vivarium.v1.Event.time:type_name -> google.protobuf.Timestamp
-	105, // 41: vivarium.v1.Event.attrs:type_name -> vivarium.v1.Event.AttrsEntry
-	106, // 42: vivarium.v1.ExecSpec.env:type_name -> vivarium.v1.ExecSpec.EnvEntry
-	28,  // 43: vivarium.v1.ExecSpec.pty:type_name -> vivarium.v1.WindowSize
-	109, // 44: vivarium.v1.ExecSpec.timeout:type_name -> google.protobuf.Duration
-	29,  // 45: vivarium.v1.Exec.spec:type_name -> vivarium.v1.ExecSpec
-	30,  // 46: vivarium.v1.Exec.exit:type_name -> vivarium.v1.ExitStatus
-	110, // 47: vivarium.v1.Exec.started:type_name -> google.protobuf.Timestamp
-	110, // 48: vivarium.v1.Exec.ended:type_name -> google.protobuf.Timestamp
-	29,  // 49: vivarium.v1.StartExecRequest.spec:type_name -> vivarium.v1.ExecSpec
-	31,  // 50: vivarium.v1.StartExecResponse.exec:type_name -> vivarium.v1.Exec
-	31,  // 51: vivarium.v1.GetExecResponse.exec:type_name -> vivarium.v1.Exec
-	31,  // 52: vivarium.v1.ListExecsResponse.execs:type_name -> vivarium.v1.Exec
-	109, // 53: vivarium.v1.WaitExecRequest.timeout:type_name -> google.protobuf.Duration
-	31,  // 54: vivarium.v1.WaitExecResponse.exec:type_name -> vivarium.v1.Exec
-	28,  // 55: vivarium.v1.ResizeExecRequest.size:type_name -> vivarium.v1.WindowSize
-	31,  // 56: vivarium.v1.ExecOutput.exec:type_name -> vivarium.v1.Exec
-	29,  // 57: vivarium.v1.RunExecRequest.spec:type_name -> vivarium.v1.ExecSpec
-	29,  // 58: vivarium.v1.AttachRequest.spec:type_name -> vivarium.v1.ExecSpec
-	28,  // 59: vivarium.v1.AttachRequest.resize:type_name -> vivarium.v1.WindowSize
-	110, // 60: vivarium.v1.FileInfo.mtime:type_name -> google.protobuf.Timestamp
-	50,  // 61: vivarium.v1.ReadFileResponse.info:type_name -> vivarium.v1.FileInfo
-	50,  // 62: vivarium.v1.WriteFileResponse.info:type_name -> vivarium.v1.FileInfo
-	50,  // 63: vivarium.v1.ListFilesResponse.files:type_name -> vivarium.v1.FileInfo
-	50,  // 64: vivarium.v1.StatFileResponse.info:type_name -> vivarium.v1.FileInfo
-	110, // 65: vivarium.v1.Image.created:type_name -> google.protobuf.Timestamp
-	110, // 66: vivarium.v1.Image.last_used:type_name -> google.protobuf.Timestamp
-	74,  // 67: vivarium.v1.Image.config:type_name -> vivarium.v1.ImageConfig
-	107, // 68: vivarium.v1.ImageConfig.labels:type_name -> vivarium.v1.ImageConfig.LabelsEntry
-	75,  // 69: vivarium.v1.PullImageResponse.progress:type_name -> vivarium.v1.Progress
-	73,  // 70: vivarium.v1.PullImageResponse.image:type_name -> vivarium.v1.Image
-	74,  // 71: vivarium.v1.LoadImageRequest.config:type_name -> vivarium.v1.ImageConfig
-	73,  // 72: vivarium.v1.LoadImageResponse.images:type_name -> vivarium.v1.Image
-	73,  // 73: vivarium.v1.GetImageResponse.image:type_name -> vivarium.v1.Image
-	73,  // 74: vivarium.v1.ListImagesResponse.images:type_name -> vivarium.v1.Image
-	73,  // 75: vivarium.v1.TagImageResponse.image:type_name -> vivarium.v1.Image
-	93,  // 76: vivarium.v1.InfoResponse.runtimes:type_name -> vivarium.v1.RuntimeInfo
-	110, // 77: vivarium.v1.InfoResponse.started:type_name -> google.protobuf.Timestamp
-	108, // 78: vivarium.v1.RuntimeInfo.capabilities:type_name -> vivarium.v1.RuntimeInfo.CapabilitiesEntry
-	96,  // 79: vivarium.v1.CreateTokenResponse.token:type_name -> vivarium.v1.Token
-	110, // 80: vivarium.v1.Token.created:type_name -> google.protobuf.Timestamp
-	110, // 81: vivarium.v1.Token.last_used:type_name -> google.protobuf.Timestamp
-	96,  // 82: vivarium.v1.ListTokensResponse.tokens:type_name -> vivarium.v1.Token
-	10,  // 83: vivarium.v1.SandboxService.Create:input_type -> vivarium.v1.CreateSandboxRequest
-	12,  // 84: vivarium.v1.SandboxService.Get:input_type -> vivarium.v1.GetSandboxRequest
-	14,  // 85: vivarium.v1.SandboxService.List:input_type -> vivarium.v1.ListSandboxesRequest
-	16,  // 86: vivarium.v1.SandboxService.Wait:input_type -> vivarium.v1.WaitSandboxRequest
-	18,  // 87: vivarium.v1.SandboxService.Stop:input_type -> vivarium.v1.StopSandboxRequest
-	20,  // 88: vivarium.v1.SandboxService.Remove:input_type -> vivarium.v1.RemoveSandboxRequest
-	22,  // 89: vivarium.v1.SandboxService.Extend:input_type -> vivarium.v1.ExtendSandboxRequest
-	24,  // 90: vivarium.v1.SandboxService.SetTags:input_type -> vivarium.v1.SetTagsRequest
-	27,  // 91: vivarium.v1.SandboxService.Events:input_type -> vivarium.v1.WatchEventsRequest
-	32,  // 92: vivarium.v1.ExecService.Start:input_type -> vivarium.v1.StartExecRequest
-	48,  // 93: vivarium.v1.ExecService.Run:input_type -> vivarium.v1.RunExecRequest
-	49,  // 94: vivarium.v1.ExecService.Attach:input_type -> vivarium.v1.AttachRequest
-	34,  // 95: vivarium.v1.ExecService.Get:input_type -> vivarium.v1.GetExecRequest
-	36,  // 96: vivarium.v1.ExecService.List:input_type -> vivarium.v1.ListExecsRequest
-	38,  // 97: vivarium.v1.ExecService.Wait:input_type -> vivarium.v1.WaitExecRequest
-	46,  // 98: vivarium.v1.ExecService.Output:input_type -> vivarium.v1.ReadOutputRequest
-	44,  // 99: vivarium.v1.ExecService.WriteStdin:input_type -> vivarium.v1.WriteStdinRequest
-	40,  // 100: vivarium.v1.ExecService.Signal:input_type -> vivarium.v1.SignalExecRequest
-	42,  // 101: vivarium.v1.ExecService.Resize:input_type -> vivarium.v1.ResizeExecRequest
-	51,  // 102: vivarium.v1.FileService.Read:input_type -> vivarium.v1.ReadFileRequest
-	53,  // 103: vivarium.v1.FileService.Write:input_type -> vivarium.v1.WriteFileRequest
-	55,  // 104: vivarium.v1.FileService.List:input_type -> vivarium.v1.ListFilesRequest
-	57,  // 105: vivarium.v1.FileService.Stat:input_type -> vivarium.v1.StatFileRequest
-	59,  // 106: vivarium.v1.FileService.MakeDir:input_type -> vivarium.v1.MakeDirRequest
-	61,  // 107: vivarium.v1.FileService.Remove:input_type -> vivarium.v1.RemoveFileRequest
-	63,  // 108: vivarium.v1.FileService.Rename:input_type -> vivarium.v1.RenameFileRequest
-	65,  // 109: vivarium.v1.FileService.Watch:input_type -> vivarium.v1.WatchFilesRequest
-	67,  // 110: vivarium.v1.FileService.Download:input_type -> vivarium.v1.DownloadRequest
-	69,  // 111: vivarium.v1.FileService.Upload:input_type -> vivarium.v1.UploadRequest
-	71,  // 112: vivarium.v1.PortService.Dial:input_type -> vivarium.v1.DialRequest
-	76,  // 113: vivarium.v1.ImageService.Pull:input_type -> vivarium.v1.PullImageRequest
-	78,  // 114: vivarium.v1.ImageService.Load:input_type -> vivarium.v1.LoadImageRequest
-	80,  // 115: vivarium.v1.ImageService.Get:input_type -> vivarium.v1.GetImageRequest
-	82,  // 116: vivarium.v1.ImageService.List:input_type -> vivarium.v1.ListImagesRequest
-	84,  // 117: vivarium.v1.ImageService.Tag:input_type -> vivarium.v1.TagImageRequest
-	86,  // 118: vivarium.v1.ImageService.Remove:input_type -> vivarium.v1.RemoveImageRequest
-	88,  // 119: vivarium.v1.ImageService.Prune:input_type -> vivarium.v1.PruneImagesRequest
-	90,  // 120: vivarium.v1.ImageService.BuildBase:input_type -> vivarium.v1.BuildBaseRequest
-	91,  // 121: vivarium.v1.DaemonService.Info:input_type -> vivarium.v1.InfoRequest
-	94,  // 122: vivarium.v1.DaemonService.CreateToken:input_type -> vivarium.v1.CreateTokenRequest
-	97,  // 123: vivarium.v1.DaemonService.ListTokens:input_type -> vivarium.v1.ListTokensRequest
-	99,  // 124: vivarium.v1.DaemonService.RevokeToken:input_type -> vivarium.v1.RevokeTokenRequest
-	11,  // 125: vivarium.v1.SandboxService.Create:output_type -> vivarium.v1.CreateSandboxResponse
-	13,  // 126: vivarium.v1.SandboxService.Get:output_type -> vivarium.v1.GetSandboxResponse
-	15,  // 127: vivarium.v1.SandboxService.List:output_type -> vivarium.v1.ListSandboxesResponse
-	17,  // 128: vivarium.v1.SandboxService.Wait:output_type -> vivarium.v1.WaitSandboxResponse
-	19,  // 129: vivarium.v1.SandboxService.Stop:output_type -> vivarium.v1.StopSandboxResponse
-	21,  // 130: vivarium.v1.SandboxService.Remove:output_type -> vivarium.v1.RemoveSandboxResponse
-	23,  // 131: vivarium.v1.SandboxService.Extend:output_type -> vivarium.v1.ExtendSandboxResponse
-	25,  // 132: vivarium.v1.SandboxService.SetTags:output_type -> vivarium.v1.SetTagsResponse
-	26,  // 133: vivarium.v1.SandboxService.Events:output_type -> vivarium.v1.Event
-	33,  // 134: vivarium.v1.ExecService.Start:output_type -> vivarium.v1.StartExecResponse
-	47,  // 135: vivarium.v1.ExecService.Run:output_type -> vivarium.v1.ExecOutput
-	47,  // 136: vivarium.v1.ExecService.Attach:output_type -> vivarium.v1.ExecOutput
-	35,  // 137: vivarium.v1.ExecService.Get:output_type -> vivarium.v1.GetExecResponse
-	37,  // 138: vivarium.v1.ExecService.List:output_type -> vivarium.v1.ListExecsResponse
-	39,  // 139: vivarium.v1.ExecService.Wait:output_type -> vivarium.v1.WaitExecResponse
-	47,  // 140: vivarium.v1.ExecService.Output:output_type -> vivarium.v1.ExecOutput
-	45,  // 141: vivarium.v1.ExecService.WriteStdin:output_type -> vivarium.v1.WriteStdinResponse
-	41,  // 142: vivarium.v1.ExecService.Signal:output_type -> vivarium.v1.SignalExecResponse
-	43,  // 143: vivarium.v1.ExecService.Resize:output_type -> vivarium.v1.ResizeExecResponse
-	52,  // 144: vivarium.v1.FileService.Read:output_type -> vivarium.v1.ReadFileResponse
-	54,  // 145: vivarium.v1.FileService.Write:output_type -> vivarium.v1.WriteFileResponse
-	56,  // 146: vivarium.v1.FileService.List:output_type -> vivarium.v1.ListFilesResponse
-	58,  // 147: vivarium.v1.FileService.Stat:output_type -> vivarium.v1.StatFileResponse
-	60,  // 148: vivarium.v1.FileService.MakeDir:output_type -> vivarium.v1.MakeDirResponse
-	62,  // 149: vivarium.v1.FileService.Remove:output_type -> vivarium.v1.RemoveFileResponse
-	64,  // 150: vivarium.v1.FileService.Rename:output_type -> vivarium.v1.RenameFileResponse
-	66,  // 151: vivarium.v1.FileService.Watch:output_type -> vivarium.v1.FileEvent
-	68,  // 152: vivarium.v1.FileService.Download:output_type -> vivarium.v1.DownloadResponse
-	70,  // 153: vivarium.v1.FileService.Upload:output_type -> vivarium.v1.UploadResponse
-	72,  // 154: vivarium.v1.PortService.Dial:output_type -> vivarium.v1.DialResponse
-	77,  // 155: vivarium.v1.ImageService.Pull:output_type -> vivarium.v1.PullImageResponse
-	79,  // 156: vivarium.v1.ImageService.Load:output_type -> vivarium.v1.LoadImageResponse
-	81,  // 157: vivarium.v1.ImageService.Get:output_type -> vivarium.v1.GetImageResponse
-	83,  // 158: vivarium.v1.ImageService.List:output_type -> vivarium.v1.ListImagesResponse
-	85,  // 159: vivarium.v1.ImageService.Tag:output_type -> vivarium.v1.TagImageResponse
-	87,  // 160: vivarium.v1.ImageService.Remove:output_type -> vivarium.v1.RemoveImageResponse
-	89,  // 161: vivarium.v1.ImageService.Prune:output_type -> vivarium.v1.PruneImagesResponse
-	77,  // 162: vivarium.v1.ImageService.BuildBase:output_type -> vivarium.v1.PullImageResponse
-	92,  // 163: vivarium.v1.DaemonService.Info:output_type -> vivarium.v1.InfoResponse
-	95,  // 164: vivarium.v1.DaemonService.CreateToken:output_type -> vivarium.v1.CreateTokenResponse
-	98,  // 165: vivarium.v1.DaemonService.ListTokens:output_type -> vivarium.v1.ListTokensResponse
-	100, // 166: vivarium.v1.DaemonService.RevokeToken:output_type -> vivarium.v1.RevokeTokenResponse
-	125, // [125:167] is the sub-list for method output_type
-	83,  // [83:125] is the sub-list for method input_type
-	83,  // [83:83] is the sub-list for extension type_name
-	83,  // [83:83] is the sub-list for extension extendee
-	0,   // [0:83] is the sub-list for field type_name
+	110, // 10: vivarium.v1.SandboxSpec.tunnels:type_name -> vivarium.v1.TunnelSpec
+	4,   // 11: vivarium.v1.Sandbox.spec:type_name -> vivarium.v1.SandboxSpec
+	111, // 12: vivarium.v1.Sandbox.stage_since:type_name -> google.protobuf.Timestamp
+	111, // 13: vivarium.v1.Sandbox.stage_deadline:type_name -> google.protobuf.Timestamp
+	111, // 14: vivarium.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	111, // 15: vivarium.v1.Sandbox.started:type_name -> google.protobuf.Timestamp
+	111, // 16: vivarium.v1.Sandbox.deadline:type_name -> google.protobuf.Timestamp
+	6,   // 17: vivarium.v1.Sandbox.stages:type_name -> vivarium.v1.StageTime
+	7,   // 18: vivarium.v1.Sandbox.death:type_name -> vivarium.v1.Death
+	109, // 19: vivarium.v1.Sandbox.applied_network:type_name -> vivarium.v1.NetworkPolicy
+	8,   // 20: vivarium.v1.Sandbox.usage:type_name -> vivarium.v1.Usage
+	112, // 21: vivarium.v1.Sandbox.proof:type_name -> vivarium.v1.Proof
+	113, // 22: vivarium.v1.Sandbox.tunnels:type_name -> vivarium.v1.Tunnel
+	111, // 23: vivarium.v1.StageTime.entered:type_name -> google.protobuf.Timestamp
+	108, // 24: vivarium.v1.StageTime.took:type_name -> google.protobuf.Duration
+	29,  // 25: vivarium.v1.Death.exit:type_name -> vivarium.v1.ExitStatus
+	111, // 26: vivarium.v1.Death.created:type_name -> google.protobuf.Timestamp
+	111, // 27: vivarium.v1.Death.started:type_name -> google.protobuf.Timestamp
+	111, // 28: vivarium.v1.Death.ended:type_name -> google.protobuf.Timestamp
+	108, // 29: vivarium.v1.Usage.cpu:type_name -> google.protobuf.Duration
+	4,   // 30: vivarium.v1.CreateSandboxRequest.spec:type_name -> vivarium.v1.SandboxSpec
+	5,   // 31: vivarium.v1.CreateSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
+	5,   // 32: vivarium.v1.GetSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
+	102, // 33: vivarium.v1.ListSandboxesRequest.tags:type_name -> vivarium.v1.ListSandboxesRequest.TagsEntry
+	5,   // 34: vivarium.v1.ListSandboxesResponse.sandboxes:type_name -> vivarium.v1.Sandbox
+	108, // 35: vivarium.v1.WaitSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	5,   // 36: vivarium.v1.WaitSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
+	108, // 37: vivarium.v1.StopSandboxRequest.grace:type_name -> google.protobuf.Duration
+	5,   // 38: vivarium.v1.StopSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
+	108, // 39: vivarium.v1.ExtendSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	5,   // 40: vivarium.v1.ExtendSandboxResponse.sandbox:type_name -> vivarium.v1.Sandbox
+	103, // 41: vivarium.v1.SetTagsRequest.tags:type_name -> vivarium.v1.SetTagsRequest.TagsEntry
+	5,   // 42: vivarium.v1.SetTagsResponse.sandbox:type_name -> vivarium.v1.Sandbox
+	111, // 43: vivarium.v1.Event.time:type_name -> google.protobuf.Timestamp
+	104, // 44: vivarium.v1.Event.attrs:type_name -> vivarium.v1.Event.AttrsEntry
+	105, // 45: vivarium.v1.ExecSpec.env:type_name -> vivarium.v1.ExecSpec.EnvEntry
+	27,  // 46: vivarium.v1.ExecSpec.pty:type_name -> vivarium.v1.WindowSize
+	108, // 47: vivarium.v1.ExecSpec.timeout:type_name -> google.protobuf.Duration
+	28,  // 48: vivarium.v1.Exec.spec:type_name -> vivarium.v1.ExecSpec
+	29,  // 49: vivarium.v1.Exec.exit:type_name -> vivarium.v1.ExitStatus
+	111, // 50: vivarium.v1.Exec.started:type_name -> google.protobuf.Timestamp
+	111, // 51: vivarium.v1.Exec.ended:type_name -> google.protobuf.Timestamp
+	28,  // 52: vivarium.v1.StartExecRequest.spec:type_name -> vivarium.v1.ExecSpec
+	30,  // 53: vivarium.v1.StartExecResponse.exec:type_name -> vivarium.v1.Exec
+	30,  // 54: vivarium.v1.GetExecResponse.exec:type_name -> vivarium.v1.Exec
+	30,  // 55: vivarium.v1.ListExecsResponse.execs:type_name -> vivarium.v1.Exec
+	108, // 56: vivarium.v1.WaitExecRequest.timeout:type_name -> google.protobuf.Duration
+	30,  // 57: vivarium.v1.WaitExecResponse.exec:type_name -> vivarium.v1.Exec
+	27,  // 58: vivarium.v1.ResizeExecRequest.size:type_name -> vivarium.v1.WindowSize
+	30,  // 59: vivarium.v1.ExecOutput.exec:type_name -> vivarium.v1.Exec
+	28,  // 60: vivarium.v1.RunExecRequest.spec:type_name -> vivarium.v1.ExecSpec
+	28,  // 61: vivarium.v1.AttachRequest.spec:type_name -> vivarium.v1.ExecSpec
+	27,  // 62: vivarium.v1.AttachRequest.resize:type_name -> vivarium.v1.WindowSize
+	111, // 63: vivarium.v1.FileInfo.mtime:type_name -> google.protobuf.Timestamp
+	49,  // 64: vivarium.v1.ReadFileResponse.info:type_name -> vivarium.v1.FileInfo
+	49,  // 65: vivarium.v1.WriteFileResponse.info:type_name -> vivarium.v1.FileInfo
+	49,  // 66: vivarium.v1.ListFilesResponse.files:type_name -> vivarium.v1.FileInfo
+	49,  // 67: vivarium.v1.StatFileResponse.info:type_name -> vivarium.v1.FileInfo
+	111, // 68: vivarium.v1.Image.created:type_name -> google.protobuf.Timestamp
+	111, // 69: vivarium.v1.Image.last_used:type_name -> google.protobuf.Timestamp
+	73,  // 70: vivarium.v1.Image.config:type_name -> vivarium.v1.ImageConfig
+	106, // 71: vivarium.v1.ImageConfig.labels:type_name -> vivarium.v1.ImageConfig.LabelsEntry
+	74,  // 72: vivarium.v1.PullImageResponse.progress:type_name -> vivarium.v1.Progress
+	72,  // 73: vivarium.v1.PullImageResponse.image:type_name -> vivarium.v1.Image
+	73,  // 74: vivarium.v1.LoadImageRequest.config:type_name -> vivarium.v1.ImageConfig
+	72,  // 75: vivarium.v1.LoadImageResponse.images:type_name -> vivarium.v1.Image
+	72,  // 76: vivarium.v1.GetImageResponse.image:type_name -> vivarium.v1.Image
+	72,  // 77: vivarium.v1.ListImagesResponse.images:type_name -> vivarium.v1.Image
+	72,  // 78: vivarium.v1.TagImageResponse.image:type_name -> vivarium.v1.Image
+	92,  // 79: vivarium.v1.InfoResponse.runtimes:type_name -> vivarium.v1.RuntimeInfo
+	111, // 80: vivarium.v1.InfoResponse.started:type_name -> google.protobuf.Timestamp
+	107, // 81: vivarium.v1.RuntimeInfo.capabilities:type_name -> vivarium.v1.RuntimeInfo.CapabilitiesEntry
+	95,  // 82: vivarium.v1.CreateTokenResponse.token:type_name -> vivarium.v1.Token
+	111, // 83: vivarium.v1.Token.created:type_name -> google.protobuf.Timestamp
+	111, // 84: vivarium.v1.Token.last_used:type_name -> google.protobuf.Timestamp
+	95,  // 85: vivarium.v1.ListTokensResponse.tokens:type_name -> vivarium.v1.Token
+	9,   // 86: vivarium.v1.SandboxService.Create:input_type -> vivarium.v1.CreateSandboxRequest
+	11,  // 87: vivarium.v1.SandboxService.Get:input_type -> vivarium.v1.GetSandboxRequest
+	13,  // 88: vivarium.v1.SandboxService.List:input_type -> vivarium.v1.ListSandboxesRequest
+	15,  // 89: vivarium.v1.SandboxService.Wait:input_type -> vivarium.v1.WaitSandboxRequest
+	17,  // 90: vivarium.v1.SandboxService.Stop:input_type -> vivarium.v1.StopSandboxRequest
+	19,  // 91: vivarium.v1.SandboxService.Remove:input_type -> vivarium.v1.RemoveSandboxRequest
+	21,  // 92: vivarium.v1.SandboxService.Extend:input_type -> vivarium.v1.ExtendSandboxRequest
+	23,  // 93: vivarium.v1.SandboxService.SetTags:input_type -> vivarium.v1.SetTagsRequest
+	26,  // 94: vivarium.v1.SandboxService.Events:input_type -> vivarium.v1.WatchEventsRequest
+	31,  // 95: vivarium.v1.ExecService.Start:input_type -> vivarium.v1.StartExecRequest
+	47,  // 96: vivarium.v1.ExecService.Run:input_type -> vivarium.v1.RunExecRequest
+	48,  // 97: vivarium.v1.ExecService.Attach:input_type -> vivarium.v1.AttachRequest
+	33,  // 98: vivarium.v1.ExecService.Get:input_type -> vivarium.v1.GetExecRequest
+	35,  // 99: vivarium.v1.ExecService.List:input_type -> vivarium.v1.ListExecsRequest
+	37,  // 100: vivarium.v1.ExecService.Wait:input_type -> vivarium.v1.WaitExecRequest
+	45,  // 101: vivarium.v1.ExecService.Output:input_type -> vivarium.v1.ReadOutputRequest
+	43,  // 102: vivarium.v1.ExecService.WriteStdin:input_type -> vivarium.v1.WriteStdinRequest
+	39,  // 103: vivarium.v1.ExecService.Signal:input_type -> vivarium.v1.SignalExecRequest
+	41,  // 104: vivarium.v1.ExecService.Resize:input_type -> vivarium.v1.ResizeExecRequest
+	50,  // 105: vivarium.v1.FileService.Read:input_type -> vivarium.v1.ReadFileRequest
+	52,  // 106: vivarium.v1.FileService.Write:input_type -> vivarium.v1.WriteFileRequest
+	54,  // 107: vivarium.v1.FileService.List:input_type -> vivarium.v1.ListFilesRequest
+	56,  // 108: vivarium.v1.FileService.Stat:input_type -> vivarium.v1.StatFileRequest
+	58,  // 109: vivarium.v1.FileService.MakeDir:input_type -> vivarium.v1.MakeDirRequest
+	60,  // 110: vivarium.v1.FileService.Remove:input_type -> vivarium.v1.RemoveFileRequest
+	62,  // 111: vivarium.v1.FileService.Rename:input_type -> vivarium.v1.RenameFileRequest
+	64,  // 112: vivarium.v1.FileService.Watch:input_type -> vivarium.v1.WatchFilesRequest
+	66,  // 113: vivarium.v1.FileService.Download:input_type -> vivarium.v1.DownloadRequest
+	68,  // 114: vivarium.v1.FileService.Upload:input_type -> vivarium.v1.UploadRequest
+	70,  // 115: vivarium.v1.PortService.Dial:input_type -> vivarium.v1.DialRequest
+	75,  // 116: vivarium.v1.ImageService.Pull:input_type -> vivarium.v1.PullImageRequest
+	77,  // 117: vivarium.v1.ImageService.Load:input_type -> vivarium.v1.LoadImageRequest
+	79,  // 118: vivarium.v1.ImageService.Get:input_type -> vivarium.v1.GetImageRequest
+	81,  // 119: vivarium.v1.ImageService.List:input_type -> vivarium.v1.ListImagesRequest
+	83,  // 120: vivarium.v1.ImageService.Tag:input_type -> vivarium.v1.TagImageRequest
+	85,  // 121: vivarium.v1.ImageService.Remove:input_type -> vivarium.v1.RemoveImageRequest
+	87,  // 122: vivarium.v1.ImageService.Prune:input_type -> vivarium.v1.PruneImagesRequest
+	89,  // 123: vivarium.v1.ImageService.BuildBase:input_type -> vivarium.v1.BuildBaseRequest
+	90,  // 124: vivarium.v1.DaemonService.Info:input_type -> vivarium.v1.InfoRequest
+	93,  // 125: vivarium.v1.DaemonService.CreateToken:input_type -> vivarium.v1.CreateTokenRequest
+	96,  // 126: vivarium.v1.DaemonService.ListTokens:input_type -> vivarium.v1.ListTokensRequest
+	98,  // 127: vivarium.v1.DaemonService.RevokeToken:input_type -> vivarium.v1.RevokeTokenRequest
+	10,  // 128: vivarium.v1.SandboxService.Create:output_type -> vivarium.v1.CreateSandboxResponse
+	12,  // 129: vivarium.v1.SandboxService.Get:output_type -> vivarium.v1.GetSandboxResponse
+	14,  // 130: vivarium.v1.SandboxService.List:output_type -> vivarium.v1.ListSandboxesResponse
+	16,  // 131: vivarium.v1.SandboxService.Wait:output_type -> vivarium.v1.WaitSandboxResponse
+	18,  // 132: vivarium.v1.SandboxService.Stop:output_type -> vivarium.v1.StopSandboxResponse
+	20,  // 133: vivarium.v1.SandboxService.Remove:output_type -> vivarium.v1.RemoveSandboxResponse
+	22,  // 134: vivarium.v1.SandboxService.Extend:output_type -> vivarium.v1.ExtendSandboxResponse
+	24,  // 135: vivarium.v1.SandboxService.SetTags:output_type -> vivarium.v1.SetTagsResponse
+	25,  // 136: vivarium.v1.SandboxService.Events:output_type -> vivarium.v1.Event
+	32,  // 137: vivarium.v1.ExecService.Start:output_type -> vivarium.v1.StartExecResponse
+	46,  // 138: vivarium.v1.ExecService.Run:output_type -> vivarium.v1.ExecOutput
+	46,  // 139: vivarium.v1.ExecService.Attach:output_type -> vivarium.v1.ExecOutput
+	34,  // 140: vivarium.v1.ExecService.Get:output_type -> vivarium.v1.GetExecResponse
+	36,  // 141: vivarium.v1.ExecService.List:output_type -> vivarium.v1.ListExecsResponse
+	38,  // 142: vivarium.v1.ExecService.Wait:output_type -> vivarium.v1.WaitExecResponse
+	46,  // 143: vivarium.v1.ExecService.Output:output_type -> vivarium.v1.ExecOutput
+	44,  // 144: vivarium.v1.ExecService.WriteStdin:output_type -> vivarium.v1.WriteStdinResponse
+	40,  // 145: vivarium.v1.ExecService.Signal:output_type -> vivarium.v1.SignalExecResponse
+	42,  // 146: vivarium.v1.ExecService.Resize:output_type -> vivarium.v1.ResizeExecResponse
+	51,  // 147: vivarium.v1.FileService.Read:output_type -> vivarium.v1.ReadFileResponse
+	53,  // 148: vivarium.v1.FileService.Write:output_type -> vivarium.v1.WriteFileResponse
+	55,  // 149: vivarium.v1.FileService.List:output_type -> vivarium.v1.ListFilesResponse
+	57,  // 150: vivarium.v1.FileService.Stat:output_type -> vivarium.v1.StatFileResponse
+	59,  // 151: vivarium.v1.FileService.MakeDir:output_type -> vivarium.v1.MakeDirResponse
+	61,  // 152: vivarium.v1.FileService.Remove:output_type -> vivarium.v1.RemoveFileResponse
+	63,  // 153: vivarium.v1.FileService.Rename:output_type -> vivarium.v1.RenameFileResponse
+	65,  // 154: vivarium.v1.FileService.Watch:output_type -> vivarium.v1.FileEvent
+	67,  // 155: vivarium.v1.FileService.Download:output_type -> vivarium.v1.DownloadResponse
+	69,  // 156: vivarium.v1.FileService.Upload:output_type -> vivarium.v1.UploadResponse
+	71,  // 157: vivarium.v1.PortService.Dial:output_type -> vivarium.v1.DialResponse
+	76,  // 158: vivarium.v1.ImageService.Pull:output_type -> vivarium.v1.PullImageResponse
+	78,  // 159: vivarium.v1.ImageService.Load:output_type -> vivarium.v1.LoadImageResponse
+	80,  // 160: vivarium.v1.ImageService.Get:output_type -> vivarium.v1.GetImageResponse
+	82,  // 161: vivarium.v1.ImageService.List:output_type -> vivarium.v1.ListImagesResponse
+	84,  // 162: vivarium.v1.ImageService.Tag:output_type -> vivarium.v1.TagImageResponse
+	86,  // 163: vivarium.v1.ImageService.Remove:output_type -> vivarium.v1.RemoveImageResponse
+	88,  // 164: vivarium.v1.ImageService.Prune:output_type -> vivarium.v1.PruneImagesResponse
+	76,  // 165: vivarium.v1.ImageService.BuildBase:output_type -> vivarium.v1.PullImageResponse
+	91,  // 166: vivarium.v1.DaemonService.Info:output_type -> vivarium.v1.InfoResponse
+	94,  // 167: vivarium.v1.DaemonService.CreateToken:output_type -> vivarium.v1.CreateTokenResponse
+	97,  // 168: vivarium.v1.DaemonService.ListTokens:output_type -> vivarium.v1.ListTokensResponse
+	99,  // 169: vivarium.v1.DaemonService.RevokeToken:output_type -> vivarium.v1.RevokeTokenResponse
+	128, // [128:170] is the sub-list for method output_type
+	86,  // [86:128] is the sub-list for method input_type
+	86,  // [86:86] is the sub-list for extension type_name
+	86,  // [86:86] is the sub-list for extension extendee
+	0,   // [0:86] is the sub-list for field type_name
 }
 
 func init() { file_vivarium_v1_vivarium_proto_init() }
@@ -7225,14 +7229,15 @@ func file_vivarium_v1_vivarium_proto_init() {
 	if File_vivarium_v1_vivarium_proto != nil {
 		return
 	}
-	file_vivarium_v1_vivarium_proto_msgTypes[49].OneofWrappers = []any{}
+	file_vivarium_v1_network_proto_init()
+	file_vivarium_v1_vivarium_proto_msgTypes[48].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vivarium_v1_vivarium_proto_rawDesc), len(file_vivarium_v1_vivarium_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   109,
+			NumMessages:   108,
 			NumExtensions: 0,
 			NumServices:   6,
 		},
