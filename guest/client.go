@@ -26,6 +26,9 @@ type Options struct {
 	// StartTimeout bounds the guest's answer to the start of an exec and to
 	// calls. Default 30 s.
 	StartTimeout time.Duration
+	// TransferTimeout bounds how long a transfer of a file or an archive may wait
+	// for the guest. Default 2 minutes.
+	TransferTimeout time.Duration
 	// Ready, if not nil, is closed (or sends) when the guest has said that it
 	// listens; see package agent. Connect waits for it, but not longer than
 	// 50 ms, before it tries: trying costs the sandbox time while it starts.
@@ -44,6 +47,7 @@ func (o *Options) defaults() {
 	set(&o.PingTimeout, 20*time.Second)
 	set(&o.HandshakeTimeout, 3*time.Second)
 	set(&o.StartTimeout, 30*time.Second)
+	set(&o.TransferTimeout, 2*time.Minute)
 	if o.Idle <= 0 {
 		o.Idle = 2
 	}
@@ -149,8 +153,10 @@ func (c *Client) connect(ctx context.Context) (*hostConn, error) {
 			return nil, cause
 		}
 		switch {
-		case errors.Is(err, sandbox.Gone), errors.Is(err, wire.ErrVersion):
+		case errors.Is(err, sandbox.Gone):
 			return nil, err
+		case errors.Is(err, wire.ErrVersion):
+			return nil, sandbox.Unavailable.Errorf("connect to guest: %w", err)
 		case errors.Is(err, wire.ErrAuth):
 			return nil, sandbox.Denied.Errorf("connect to guest: %w", err)
 		}

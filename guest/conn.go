@@ -87,6 +87,15 @@ func (h *hostConn) next(ctx context.Context, within time.Duration) (wire.Type, [
 	return t, p, nil
 }
 
+// readBy makes reads fail at a time (zero: never), or at once when ctx, for
+// which there is an interrupt, has ended.
+func (h *hostConn) readBy(ctx context.Context, t time.Time) {
+	h.c.SetReadDeadline(t)
+	if ctx.Err() != nil { // the interrupt may have come before that
+		h.c.SetReadDeadline(past)
+	}
+}
+
 // interrupt ends reads and writes on c when ctx ends. The function returned
 // says whether that did not happen, and ends the arrangement.
 func interrupt(ctx context.Context, c net.Conn) func() bool {

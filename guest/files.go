@@ -12,9 +12,6 @@ import (
 	"vivarium/sandbox"
 )
 
-// fileTime bounds how long a transfer may go without a byte from the guest.
-const fileTime = 2 * time.Minute
-
 // pathOp checks and encodes a request about a path.
 func pathOp(user, path, other string, flag bool, n int64) (func([]byte) []byte, error) {
 	if err := checkPath(user, path, other); err != nil {
@@ -134,9 +131,7 @@ func (c *Client) transfer(ctx context.Context, h *hostConn) *transfer {
 
 // next reads the next frame.
 func (t *transfer) next() (wire.Type, []byte, error) {
-	if t.ctx.Err() == nil {
-		t.h.c.SetReadDeadline(time.Now().Add(fileTime))
-	}
+	t.h.readBy(t.ctx, time.Now().Add(t.c.opts.TransferTimeout))
 	ty, p, err := t.h.r.Next()
 	if err != nil {
 		return 0, nil, t.c.failure(ctxError(t.ctx, err))
@@ -327,12 +322,9 @@ func (c *Client) upload(ctx context.Context, ty wire.Type, fill func([]byte) []b
 	}
 	answered := make(chan answer, 1)
 	flow := wire.NewFlow()
+	h.readBy(ctx, time.Time{})
 	go func() {
 		var a answer
-		// While r is slow the guest has nothing to say: only ctx ends this.
-		if ctx.Err() == nil {
-			h.c.SetReadDeadline(time.Time{})
-		}
 		rt, p, err := h.r.Next()
 		for err == nil && rt == wire.TCredit {
 			if err = flow.Credit(p); err == nil {
@@ -362,8 +354,11 @@ func (c *Client) upload(ctx context.Context, ty wire.Type, fill func([]byte) []b
 	defer chunks.Put(&buf)
 loop:
 	for {
+		// While r is slow the guest has nothing to say: only ctx ends that.
+		h.readBy(ctx, time.Time{})
 		n, err := r.Read(buf)
 		if n > 0 {
+			h.readBy(ctx, time.Now().Add(c.opts.TransferTimeout))
 			for p := buf[:n]; len(p) > 0; {
 				m, err := flow.Wait(len(p))
 				if err != nil {
@@ -394,15 +389,12 @@ loop:
 		}
 		return wire.Done{}, sandbox.Invalid.Errorf("read what is to be uploaded: %w", rerr)
 	}
-	if werr == nil && ctx.Err() == nil {
-		h.c.SetReadDeadline(time.Now().Add(fileTime))
-	}
-	var a answer
+	wait := c.opts.TransferTimeout
 	if werr != nil {
-		// The guest may have said why before it closed.
-		h.c.SetReadDeadline(time.Now().Add(time.Second))
+		wait = time.Second // the guest may have said why before it closed
 	}
-	a = <-answered
+	h.readBy(ctx, time.Now().Add(wait))
+	a := <-answered
 	if a.err == nil && ty == wire.TWrite && a.done.Bytes != sent {
 		a.err = broken("%d bytes written of %d", a.done.Bytes, sent)
 	}

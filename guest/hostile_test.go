@@ -292,6 +292,35 @@ func TestHostilePort(t *testing.T) {
 	p.Close()
 }
 
+// A guest that takes nothing of an upload ends it by the deadline, not before
+// somebody who sends slowly has sent.
+func TestHostileUpload(t *testing.T) {
+	t.Parallel()
+	c := fake(t, guest.Options{TransferTimeout: 300 * time.Millisecond}, func(c net.Conn, r *wire.Reader) {
+		for {
+			if _, _, err := r.Next(); err != nil {
+				return
+			}
+		}
+	})
+	pr, pw := io.Pipe()
+	sent := make(chan bool, 1)
+	go func() {
+		time.Sleep(600 * time.Millisecond)
+		_, err := pw.Write(make([]byte, 1))
+		sent <- err == nil
+		_, _ = pw.Write(make([]byte, 4<<20))
+	}()
+	_, err := c.WriteFile(t.Context(), "", "/f", pr, guest.WriteOptions{})
+	pr.Close()
+	if !errors.Is(err, sandbox.Timeout) {
+		t.Error(err)
+	}
+	if !<-sent {
+		t.Error("a slow sender was not waited for")
+	}
+}
+
 // Whoever holds the port without the key learns nothing.
 func TestImpostor(t *testing.T) {
 	t.Parallel()
@@ -323,6 +352,15 @@ func TestImpostor(t *testing.T) {
 		a, b := net.Pipe()
 		b.Close()
 		return a, nil
+	}
+	other := func(context.Context) (net.Conn, error) {
+		a, b := net.Pipe()
+		go io.Copy(io.Discard, b)
+		go b.Write(make([]byte, 1000))
+		return a, nil
+	}
+	if _, err := guest.Connect(t.Context(), other, key, guest.Options{}); !errors.Is(err, sandbox.Unavailable) {
+		t.Fatal(err)
 	}
 	if _, err := guest.Connect(ctx, closing, key, guest.Options{}); !errors.Is(err, sandbox.Timeout) {
 		t.Fatal(err)

@@ -277,16 +277,16 @@ func TestTarDeep(t *testing.T) {
 func TestTarDeepMemory(t *testing.T) {
 	t.Parallel()
 	b := start(t)
-	const depth = 20_000
+	const depth, name = 5000, "dddddddddddddddddddd"
 	if r := b.run(sandbox.ExecSpec{Argv: []string{"python3", "-c", `
 import os
 os.chdir("` + b.tmp + `")
 for i in range(` + fmt.Sprint(depth) + `):
-    os.mkdir("d"); os.chdir("d")
+    os.mkdir("` + name + `"); os.chdir("` + name + `")
 `}}); r.st.Code != 0 {
 		t.Fatalf("%+v", r)
 	}
-	r, err := b.TarOut(b.ctx(), "", b.tmp+"/d", "", false)
+	r, err := b.TarOut(b.ctx(), "", b.tmp+"/"+name, "", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +305,7 @@ for i in range(` + fmt.Sprint(depth) + `):
 	if peak == 0 || peak > 150<<10 {
 		t.Errorf("the guest took %d kB", peak)
 	}
-	if err := b.Remove(b.ctx(), "", b.tmp+"/d", true); err != nil {
+	if err := b.Remove(b.ctx(), "", b.tmp+"/"+name, true); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -374,14 +374,14 @@ func TestTarHole(t *testing.T) {
 func TestWatchMovedIn(t *testing.T) {
 	t.Parallel()
 	b := start(t)
-	long := strings.Repeat("n", 200)
+	long := strings.Repeat("n", 240)
 	files := 0
-	for i := range 30 {
+	for i := range 12 {
 		d := filepath.Join(b.tmp, "tree", strconv.Itoa(i))
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		for j := range 400 {
+		for j := range 500 {
 			if err := os.WriteFile(filepath.Join(d, long+strconv.Itoa(j)), nil, 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -421,7 +421,7 @@ func TestWatchMovedIn(t *testing.T) {
 		t.Errorf("told of %d files of %d, and of no overflow", told, files)
 	}
 	// and what is in it is watched from now on
-	if err := os.WriteFile(b.tmp+"/watched/tree/29/late", nil, 0o644); err != nil {
+	if err := os.WriteFile(b.tmp+"/watched/tree/11/late", nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for {
@@ -430,7 +430,7 @@ func TestWatchMovedIn(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range l {
-			if e.Path == "tree/29/late" {
+			if e.Path == "tree/11/late" {
 				return
 			}
 		}
