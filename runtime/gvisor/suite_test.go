@@ -109,8 +109,12 @@ func newLab(t testing.TB) *lab {
 			t.Error(err)
 		}
 	})
-	l := &lab{dir: dir, sentry: common.paths.Sentry, uids: gvisor.UIDs{First: 2_000_300_000, Count: 1000}}
-	if l.cgroups, err = cgroup.OpenParent(fmt.Sprintf("/vivtest-%d-%d", os.Getpid(), labs.Add(1)), cgroup.Limits{}); err != nil {
+	l := &lab{dir: dir, sentry: common.paths.Sentry}
+	// its own, or others that run at the same time would use them up
+	const each = 100
+	n := labs.Add(1)
+	l.uids = gvisor.UIDs{First: 2_001_000_000 + (os.Getpid()%4000)*100*each + int(n%100)*each, Count: each}
+	if l.cgroups, err = cgroup.OpenParent(fmt.Sprintf("/vivtest-%d-%d", os.Getpid(), n), cgroup.Limits{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

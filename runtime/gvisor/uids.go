@@ -2,6 +2,7 @@ package gvisor
 
 import (
 	"encoding/json"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"sync"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"vivarium/sandbox"
 )
@@ -39,9 +41,18 @@ func newUIDs(r UIDs) (*uids, error) {
 	if r.First <= 0 || r.Count <= 0 || r.First > math.MaxInt32-r.Count {
 		return nil, sandbox.Invalid.Errorf("users of sentries: %d from %d on is not a range of users", r.Count, r.First)
 	}
-	// somewhere, so that two daemons with the same range seldom meet, and in turn
-	// from there, so that a user is given again as late as can be
+	// somewhere, so that two daemons with the same range do not look at the same
+	// users at once, and in turn from there, so that one is given again as late as
+	// can be
 	return &uids{UIDs: r, next: rand.N(r.Count), of: map[string]int{}, used: map[int]bool{}}, nil
+}
+
+// running says whether a process that can be seen from here has a user as its
+// real one: of another daemon's sandbox, or the host's own. For a user without any
+// the kernel knows so without a look at the processes (getpriority(2)).
+func running(id int) bool {
+	_, err := unix.Getpriority(unix.PRIO_USER, id)
+	return !errors.Is(err, unix.ESRCH)
 }
 
 // take gives a machine a user that no other has.
@@ -51,7 +62,7 @@ func (u *uids) take(machine string) (int, error) {
 	for range u.Count {
 		id := u.First + u.next
 		u.next = (u.next + 1) % u.Count
-		if !u.used[id] {
+		if !u.used[id] && !running(id) {
 			u.of[machine], u.used[id] = id, true
 			return id, nil
 		}

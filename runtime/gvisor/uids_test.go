@@ -7,8 +7,12 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"vivarium/runtime/gvisor"
 	"vivarium/runtime/runtimetest"
@@ -42,6 +46,48 @@ func wantExhausted(t *testing.T, r sandbox.Runtime) {
 	if sandbox.KindOf(err) != sandbox.Exhausted || sandbox.HintOf(err) == "" {
 		t.Fatalf("boot without a free user: %v, want exhausted and what to do", err)
 	}
+}
+
+// gone waits until no process has a user: one that has ended does as long as
+// nobody has taken its status.
+func gone(t *testing.T, uid int) {
+	t.Helper()
+	for range 1000 {
+		if _, err := unix.Getpriority(unix.PRIO_USER, uid); errors.Is(err, unix.ESRCH) {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("user %d still has processes", uid)
+}
+
+// Nor is a user taken that another process of the host has, such as a sandbox of
+// another daemon.
+func TestUserOfAnotherProcess(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.uids.Count = 2
+	r := l.open(t, runtimetest.Options{})
+	t.Cleanup(func() { r.Close() })
+	other := exec.Command("/bin/sleep", "600")
+	other.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(l.uids.First + 1)}, Pdeathsig: syscall.SIGKILL}
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end := sync.OnceFunc(func() {
+		_ = other.Process.Kill()
+		_ = other.Wait()
+	})
+	t.Cleanup(end)
+	m1, _, uid := boot(t, l, r)
+	defer remove(t, m1)
+	if uid != l.uids.First {
+		t.Errorf("user %d, want %d", uid, l.uids.First)
+	}
+	wantExhausted(t, r)
+	end()
+	m2, _, _ := boot(t, l, r)
+	remove(t, m2)
 }
 
 // mayEnd says whether a process of a user of the host may signal another.
@@ -120,6 +166,7 @@ func TestUsersAreNotShared(t *testing.T) {
 	}
 	wantExhausted(t, r) // dead, and not removed
 	remove(t, adopted)
+	gone(t, uid1)
 	m3, _, uid3 := boot(t, l, r)
 	defer remove(t, m3)
 	if uid3 != uid1 {
@@ -157,6 +204,7 @@ func TestUserOfACutBoot(t *testing.T) {
 	if err := r.Reconcile(t.Context(), none); err != nil {
 		t.Fatal(err)
 	}
+	gone(t, l.uids.First)
 	m, _, _ := boot(t, l, r)
 	remove(t, m)
 	if err := l.slots.Forget(t.Context(), none); err != nil { // the network's affair, as in the daemon
