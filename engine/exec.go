@@ -170,6 +170,10 @@ func (b *box) startExec(ctx context.Context, id string, spec sandbox.ExecSpec) (
 		return nil, err
 	}
 	x.mu.Lock()
+	if x.rec.State == sandbox.ExecLost { // the sandbox's end was first, which closes s
+		x.mu.Unlock()
+		return nil, b.endedError()
+	}
 	x.rec.State, x.rec.PID = sandbox.ExecRunning, s.Started.PID
 	x.stream = s
 	x.mu.Unlock()
@@ -204,14 +208,18 @@ func (x *execution) spec() (s sandbox.ExecSpec, known bool) {
 
 // abandon forgets an exec that the guest never started.
 func (x *execution) abandon() {
+	x.mu.Lock()
+	if x.rec.State == sandbox.ExecLost { // the sandbox's end was first
+		x.mu.Unlock()
+		return
+	}
+	x.rec.State = sandbox.ExecLost
+	x.mu.Unlock()
 	b := x.b
 	b.mu.Lock()
 	delete(b.execs, x.rec.ID)
 	b.running--
 	b.mu.Unlock()
-	x.mu.Lock()
-	x.rec.State = sandbox.ExecLost
-	x.mu.Unlock()
 	close(x.done)
 	x.rest()
 }
@@ -387,6 +395,10 @@ func (x *execution) room(to *spool.Stream, n int) error {
 // durable.
 func (x *execution) exited(s *guest.ExecStream, st wire.Exit) {
 	x.mu.Lock()
+	if x.rec.State == sandbox.ExecLost { // the sandbox's end was first, which closes s
+		x.mu.Unlock()
+		return
+	}
 	x.rec.State, x.rec.Exit, x.rec.Ended = sandbox.ExecExited, st.Status, time.Now()
 	x.rec.StdinLen, _ = s.StdinTaken()
 	x.stream = nil

@@ -37,6 +37,7 @@ type Stream struct {
 
 	mu      sync.Mutex
 	f       *os.File // nil until there is something to write
+	closed  bool     // guarded by mu
 	len     int64    // guarded by mu
 	changed chan struct{}
 	readers map[*Reader]struct{}
@@ -75,12 +76,16 @@ func (s *Stream) header() error {
 	return err
 }
 
-// Write appends p, dropping the oldest bytes beyond the capacity.
+// Write appends p, dropping the oldest bytes beyond the capacity. Conflict after
+// Close.
 func (s *Stream) Write(p []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(p) == 0 {
 		return nil
+	}
+	if s.closed { // making its file anew would take away what it holds
+		return sandbox.Conflict.Errorf("write spool: it is closed")
 	}
 	if s.f == nil {
 		if err := os.MkdirAll(filepath.Dir(s.path), 0o700); err != nil {
@@ -176,12 +181,13 @@ func (s *Stream) ReadAt(p []byte, off int64) (n int, at int64, err error) {
 	return n, at, nil
 }
 
-// Close closes the file, which nothing may be written to any more. Reads open
-// it for themselves.
+// Close closes the file, and nothing is written to it any more. Reads open it for
+// themselves.
 func (s *Stream) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.wake()
+	s.closed = true
 	if s.f == nil {
 		return nil
 	}

@@ -2,9 +2,12 @@ package spool
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"vivarium/sandbox"
 )
 
 func read(t *testing.T, s *Stream, off int64) ([]byte, int64) {
@@ -157,5 +160,31 @@ func TestTornWrite(t *testing.T) {
 	}
 	if got, at := read(t, s, 0); !bytes.Equal(got, all[at:]) || len(got) != capacity {
 		t.Errorf("%d bytes from %d", len(got), at)
+	}
+}
+
+// What comes when a stream was closed already, as of a command whose sandbox is
+// being ended, neither takes away what is kept nor opens the file again.
+func TestWriteAfterClose(t *testing.T) {
+	t.Parallel()
+	s, err := Open(filepath.Join(t.TempDir(), "x", "stdout"), 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Write([]byte("kept")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Write([]byte("late")); !errors.Is(err, sandbox.Conflict) {
+		t.Errorf("write: %v", err)
+	}
+	b := make([]byte, 100)
+	if n, at, err := s.ReadAt(b, 0); err != nil || at != 0 || string(b[:n]) != "kept" {
+		t.Errorf("%q at %d, %v", b[:n], at, err)
+	}
+	if s.f != nil {
+		t.Error("its file is open")
 	}
 }
