@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "vivarium/api/vivarium/v1"
 	"vivarium/cli/tree"
@@ -207,7 +208,7 @@ func (k *copier) writeFile(ctx context.Context, src, dst string) error {
 	}
 	p := k.bar(src)
 	_, err = k.c.WriteFile(ctx, &v1.WriteFileRequest{
-		SandboxId: k.ref, Path: []byte(dst), User: k.user, Mode: uint32(fi.Mode().Perm()),
+		SandboxId: k.ref, Path: []byte(dst), User: k.user, Mode: uint32(fi.Mode().Perm()), Mtime: timestamppb.New(fi.ModTime()),
 	}, p.reader(f, "copy", fi.Size()))
 	p.end(err)
 	return err

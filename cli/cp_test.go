@@ -138,6 +138,12 @@ func TestCopyKeeps(t *testing.T) {
 	}
 	holds(t, out+"/d/\xff\xfe", data)
 	holds(t, out+"/one", data)
+
+	viv(t, n, nil, "cp", out+"/one", "box:/back").is(t, 0, "")
+	if fi, err := os.Lstat(in + "/back"); err != nil || fi.Mode() != 0o751 || !fi.ModTime().Equal(when) {
+		t.Errorf("the file copied in is %v of %v, %v", fi.Mode(), fi.ModTime(), err)
+	}
+	holds(t, in+"/back", data)
 }
 
 type entry struct {

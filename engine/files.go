@@ -104,6 +104,9 @@ func (f files) Write(ctx context.Context, o sandbox.WriteOptions, r io.Reader) (
 	if o.Mode != 0 {
 		w.Mode = &o.Mode
 	}
+	if !o.ModTime.IsZero() {
+		w.ModTime = &o.ModTime
+	}
 	if _, err := c.WriteFile(ctx, user, o.Path, r, w); err != nil {
 		return sandbox.FileInfo{}, err
 	}

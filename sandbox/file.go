@@ -47,6 +47,7 @@ type WriteOptions struct {
 	Mode    fs.FileMode // permission bits; 0: those it has, else 0644
 	Parents bool        // make missing parent directories
 	Append  bool        // to the end, not atomically; else the file is replaced as a whole
+	ModTime time.Time   // zero: the time of writing
 }
 
 // Files are the files of one running sandbox, seen by the same user as an exec

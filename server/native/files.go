@@ -137,17 +137,19 @@ func (f *files) Write(ctx context.Context, stream *connect.ClientStream[v1.Write
 		return nil, sandbox.Invalid.Errorf("the first message is missing")
 	}
 	m := stream.Msg()
-	if err := firstOf(checkPath("the path", m.Path, false), checkMode(m.Mode)); err != nil {
+	if err := firstOf(checkPath("the path", m.Path, false), checkMode(m.Mode), checkTime("mtime", m.Mtime)); err != nil {
 		return nil, err
 	}
 	fs, err := f.of(ctx, m.SandboxId, m.User)
 	if err != nil {
 		return nil, err
 	}
+	o := sandbox.WriteOptions{Path: string(m.Path), User: m.User, Mode: permMode(m.Mode), Parents: m.Parents, Append: m.Append}
+	if m.Mtime != nil {
+		o.ModTime = m.Mtime.AsTime()
+	}
 	r := &messages{rest: m.Data, next: following(stream, (*v1.WriteFileRequest).GetData)}
-	info, err := fs.Write(ctx, sandbox.WriteOptions{
-		Path: string(m.Path), User: m.User, Mode: permMode(m.Mode), Parents: m.Parents, Append: m.Append,
-	}, r)
+	info, err := fs.Write(ctx, o, r)
 	if err != nil {
 		return nil, err
 	}

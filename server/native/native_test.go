@@ -18,6 +18,7 @@ import (
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	v1 "vivarium/api/vivarium/v1"
 	"vivarium/client"
@@ -441,6 +442,10 @@ func TestInvalid(t *testing.T) {
 		"path long": func() error { _, err := c.Stat(ctx, "box", long, "", false); return err }, // A14
 		"no path":   func() error { _, err := c.Stat(ctx, "box", "", "", false); return err },
 		"mode":      func() error { return c.MakeDir(ctx, "box", "d", "", 0o170000, false) },
+		"mtime": func() error {
+			_, err := c.WriteFile(ctx, &v1.WriteFileRequest{SandboxId: "box", Path: []byte("f"), Mtime: &timestamppb.Timestamp{Nanos: -1}}, strings.NewReader(""))
+			return err
+		},
 		"port":      func() error { _, err := c.Dial(ctx, "box", 0); return err },
 		"until":     func() error { _, err := c.Wait(ctx, "box", "later", 0); return err },
 		"stage":     func() error { _, err := c.List(ctx, &v1.ListSandboxesRequest{Stages: []string{"x"}}); return err },

@@ -6,6 +6,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"vivarium/sandbox"
 )
 
@@ -140,6 +142,16 @@ func checkPath(what string, p []byte, empty bool) error {
 func checkMode(m uint32) error {
 	if m&^0o7777 != 0 {
 		return sandbox.Invalid.Errorf("mode %o has more than permission bits", m)
+	}
+	return nil
+}
+
+func checkTime(what string, t *timestamppb.Timestamp) error {
+	if t == nil {
+		return nil
+	}
+	if err := t.CheckValid(); err != nil {
+		return sandbox.Invalid.Errorf("%s: %w", what, err)
 	}
 	return nil
 }

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	v1 "vivarium/api/vivarium/v1"
 	"vivarium/sandbox"
 )
@@ -509,6 +511,16 @@ func b07(t *testing.T, l *lab) {
 		if got := b.sh("stat -c %a /mode"); got != m.want {
 			t.Errorf("mode %o: %s, want %s", m.mode, got, m.want)
 		}
+	}
+	when := time.Date(2001, 2, 3, 4, 5, 6, 789, time.UTC)
+	for _, add := range []bool{false, true} {
+		fi, err := c.WriteFile(within(t), &v1.WriteFileRequest{SandboxId: b.id, Path: []byte("/time"), Append: add, Mtime: timestamppb.New(when)}, strings.NewReader("x"))
+		if err != nil || !fi.GetMtime().AsTime().Equal(when) {
+			t.Errorf("append %v: time %v, %v", add, fi.GetMtime().AsTime(), err)
+		}
+	}
+	if got := b.sh("stat -c %Y /time"); got != strconv.FormatInt(when.Unix(), 10) {
+		t.Errorf("time inside: %s", got)
 	}
 	b.sh("head -c 1048576 /dev/zero | tr '\\0' a >/atomic; ln /atomic /hard; ln -s atomic /soft")
 	x, err := c.StartExec(within(t), b.id, "", &v1.ExecSpec{Argv: []string{"attack", "atomic", "/atomic"}, Stdin: "pipe", Output: "merged"})

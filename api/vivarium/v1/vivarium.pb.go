@@ -3619,13 +3619,14 @@ func (x *ReadFileResponse) GetInfo() *FileInfo {
 type WriteFileRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// first message only:
-	SandboxId     string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	Path          []byte `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
-	User          string `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
-	Mode          uint32 `protobuf:"varint,4,opt,name=mode,proto3" json:"mode,omitempty"`       // permission bits; 0: those it has, else 0644
-	Parents       bool   `protobuf:"varint,5,opt,name=parents,proto3" json:"parents,omitempty"` // make missing parent directories
-	Append        bool   `protobuf:"varint,6,opt,name=append,proto3" json:"append,omitempty"`   // not atomic
-	Data          []byte `protobuf:"bytes,7,opt,name=data,proto3" json:"data,omitempty"`        // any message
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	Mode          uint32                 `protobuf:"varint,4,opt,name=mode,proto3" json:"mode,omitempty"`       // permission bits; 0: those it has, else 0644
+	Parents       bool                   `protobuf:"varint,5,opt,name=parents,proto3" json:"parents,omitempty"` // make missing parent directories
+	Append        bool                   `protobuf:"varint,6,opt,name=append,proto3" json:"append,omitempty"`   // not atomic
+	Data          []byte                 `protobuf:"bytes,7,opt,name=data,proto3" json:"data,omitempty"`        // any message
+	Mtime         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=mtime,proto3" json:"mtime,omitempty"`      // none: the time of writing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3705,6 +3706,13 @@ func (x *WriteFileRequest) GetAppend() bool {
 func (x *WriteFileRequest) GetData() []byte {
 	if x != nil {
 		return x.Data
+	}
+	return nil
+}
+
+func (x *WriteFileRequest) GetMtime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Mtime
 	}
 	return nil
 }
@@ -6670,7 +6678,7 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\x06length\x18\x05 \x01(\x03R\x06length\"Q\n" +
 	"\x10ReadFileResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12)\n" +
-	"\x04info\x18\x02 \x01(\v2\x15.vivarium.v1.FileInfoR\x04info\"\xb3\x01\n" +
+	"\x04info\x18\x02 \x01(\v2\x15.vivarium.v1.FileInfoR\x04info\"\xe5\x01\n" +
 	"\x10WriteFileRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
@@ -6679,7 +6687,8 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\x04mode\x18\x04 \x01(\rR\x04mode\x12\x18\n" +
 	"\aparents\x18\x05 \x01(\bR\aparents\x12\x16\n" +
 	"\x06append\x18\x06 \x01(\bR\x06append\x12\x12\n" +
-	"\x04data\x18\a \x01(\fR\x04data\">\n" +
+	"\x04data\x18\a \x01(\fR\x04data\x120\n" +
+	"\x05mtime\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05mtime\">\n" +
 	"\x11WriteFileResponse\x12)\n" +
 	"\x04info\x18\x01 \x01(\v2\x15.vivarium.v1.FileInfoR\x04info\"Y\n" +
 	"\x10ListFilesRequest\x12\x1d\n" +
@@ -7112,116 +7121,117 @@ var file_vivarium_v1_vivarium_proto_depIdxs = []int32{
 	27,  // 62: vivarium.v1.AttachRequest.resize:type_name -> vivarium.v1.WindowSize
 	111, // 63: vivarium.v1.FileInfo.mtime:type_name -> google.protobuf.Timestamp
 	49,  // 64: vivarium.v1.ReadFileResponse.info:type_name -> vivarium.v1.FileInfo
-	49,  // 65: vivarium.v1.WriteFileResponse.info:type_name -> vivarium.v1.FileInfo
-	49,  // 66: vivarium.v1.ListFilesResponse.files:type_name -> vivarium.v1.FileInfo
-	49,  // 67: vivarium.v1.StatFileResponse.info:type_name -> vivarium.v1.FileInfo
-	111, // 68: vivarium.v1.Image.created:type_name -> google.protobuf.Timestamp
-	111, // 69: vivarium.v1.Image.last_used:type_name -> google.protobuf.Timestamp
-	73,  // 70: vivarium.v1.Image.config:type_name -> vivarium.v1.ImageConfig
-	106, // 71: vivarium.v1.ImageConfig.labels:type_name -> vivarium.v1.ImageConfig.LabelsEntry
-	74,  // 72: vivarium.v1.PullImageResponse.progress:type_name -> vivarium.v1.Progress
-	72,  // 73: vivarium.v1.PullImageResponse.image:type_name -> vivarium.v1.Image
-	73,  // 74: vivarium.v1.LoadImageRequest.config:type_name -> vivarium.v1.ImageConfig
-	72,  // 75: vivarium.v1.LoadImageResponse.images:type_name -> vivarium.v1.Image
-	72,  // 76: vivarium.v1.GetImageResponse.image:type_name -> vivarium.v1.Image
-	72,  // 77: vivarium.v1.ListImagesResponse.images:type_name -> vivarium.v1.Image
-	72,  // 78: vivarium.v1.TagImageResponse.image:type_name -> vivarium.v1.Image
-	92,  // 79: vivarium.v1.InfoResponse.runtimes:type_name -> vivarium.v1.RuntimeInfo
-	111, // 80: vivarium.v1.InfoResponse.started:type_name -> google.protobuf.Timestamp
-	107, // 81: vivarium.v1.RuntimeInfo.capabilities:type_name -> vivarium.v1.RuntimeInfo.CapabilitiesEntry
-	95,  // 82: vivarium.v1.CreateTokenResponse.token:type_name -> vivarium.v1.Token
-	111, // 83: vivarium.v1.Token.created:type_name -> google.protobuf.Timestamp
-	111, // 84: vivarium.v1.Token.last_used:type_name -> google.protobuf.Timestamp
-	95,  // 85: vivarium.v1.ListTokensResponse.tokens:type_name -> vivarium.v1.Token
-	9,   // 86: vivarium.v1.SandboxService.Create:input_type -> vivarium.v1.CreateSandboxRequest
-	11,  // 87: vivarium.v1.SandboxService.Get:input_type -> vivarium.v1.GetSandboxRequest
-	13,  // 88: vivarium.v1.SandboxService.List:input_type -> vivarium.v1.ListSandboxesRequest
-	15,  // 89: vivarium.v1.SandboxService.Wait:input_type -> vivarium.v1.WaitSandboxRequest
-	17,  // 90: vivarium.v1.SandboxService.Stop:input_type -> vivarium.v1.StopSandboxRequest
-	19,  // 91: vivarium.v1.SandboxService.Remove:input_type -> vivarium.v1.RemoveSandboxRequest
-	21,  // 92: vivarium.v1.SandboxService.Extend:input_type -> vivarium.v1.ExtendSandboxRequest
-	23,  // 93: vivarium.v1.SandboxService.SetTags:input_type -> vivarium.v1.SetTagsRequest
-	26,  // 94: vivarium.v1.SandboxService.Events:input_type -> vivarium.v1.WatchEventsRequest
-	31,  // 95: vivarium.v1.ExecService.Start:input_type -> vivarium.v1.StartExecRequest
-	47,  // 96: vivarium.v1.ExecService.Run:input_type -> vivarium.v1.RunExecRequest
-	48,  // 97: vivarium.v1.ExecService.Attach:input_type -> vivarium.v1.AttachRequest
-	33,  // 98: vivarium.v1.ExecService.Get:input_type -> vivarium.v1.GetExecRequest
-	35,  // 99: vivarium.v1.ExecService.List:input_type -> vivarium.v1.ListExecsRequest
-	37,  // 100: vivarium.v1.ExecService.Wait:input_type -> vivarium.v1.WaitExecRequest
-	45,  // 101: vivarium.v1.ExecService.Output:input_type -> vivarium.v1.ReadOutputRequest
-	43,  // 102: vivarium.v1.ExecService.WriteStdin:input_type -> vivarium.v1.WriteStdinRequest
-	39,  // 103: vivarium.v1.ExecService.Signal:input_type -> vivarium.v1.SignalExecRequest
-	41,  // 104: vivarium.v1.ExecService.Resize:input_type -> vivarium.v1.ResizeExecRequest
-	50,  // 105: vivarium.v1.FileService.Read:input_type -> vivarium.v1.ReadFileRequest
-	52,  // 106: vivarium.v1.FileService.Write:input_type -> vivarium.v1.WriteFileRequest
-	54,  // 107: vivarium.v1.FileService.List:input_type -> vivarium.v1.ListFilesRequest
-	56,  // 108: vivarium.v1.FileService.Stat:input_type -> vivarium.v1.StatFileRequest
-	58,  // 109: vivarium.v1.FileService.MakeDir:input_type -> vivarium.v1.MakeDirRequest
-	60,  // 110: vivarium.v1.FileService.Remove:input_type -> vivarium.v1.RemoveFileRequest
-	62,  // 111: vivarium.v1.FileService.Rename:input_type -> vivarium.v1.RenameFileRequest
-	64,  // 112: vivarium.v1.FileService.Watch:input_type -> vivarium.v1.WatchFilesRequest
-	66,  // 113: vivarium.v1.FileService.Download:input_type -> vivarium.v1.DownloadRequest
-	68,  // 114: vivarium.v1.FileService.Upload:input_type -> vivarium.v1.UploadRequest
-	70,  // 115: vivarium.v1.PortService.Dial:input_type -> vivarium.v1.DialRequest
-	75,  // 116: vivarium.v1.ImageService.Pull:input_type -> vivarium.v1.PullImageRequest
-	77,  // 117: vivarium.v1.ImageService.Load:input_type -> vivarium.v1.LoadImageRequest
-	79,  // 118: vivarium.v1.ImageService.Get:input_type -> vivarium.v1.GetImageRequest
-	81,  // 119: vivarium.v1.ImageService.List:input_type -> vivarium.v1.ListImagesRequest
-	83,  // 120: vivarium.v1.ImageService.Tag:input_type -> vivarium.v1.TagImageRequest
-	85,  // 121: vivarium.v1.ImageService.Remove:input_type -> vivarium.v1.RemoveImageRequest
-	87,  // 122: vivarium.v1.ImageService.Prune:input_type -> vivarium.v1.PruneImagesRequest
-	89,  // 123: vivarium.v1.ImageService.BuildBase:input_type -> vivarium.v1.BuildBaseRequest
-	90,  // 124: vivarium.v1.DaemonService.Info:input_type -> vivarium.v1.InfoRequest
-	93,  // 125: vivarium.v1.DaemonService.CreateToken:input_type -> vivarium.v1.CreateTokenRequest
-	96,  // 126: vivarium.v1.DaemonService.ListTokens:input_type -> vivarium.v1.ListTokensRequest
-	98,  // 127: vivarium.v1.DaemonService.RevokeToken:input_type -> vivarium.v1.RevokeTokenRequest
-	10,  // 128: vivarium.v1.SandboxService.Create:output_type -> vivarium.v1.CreateSandboxResponse
-	12,  // 129: vivarium.v1.SandboxService.Get:output_type -> vivarium.v1.GetSandboxResponse
-	14,  // 130: vivarium.v1.SandboxService.List:output_type -> vivarium.v1.ListSandboxesResponse
-	16,  // 131: vivarium.v1.SandboxService.Wait:output_type -> vivarium.v1.WaitSandboxResponse
-	18,  // 132: vivarium.v1.SandboxService.Stop:output_type -> vivarium.v1.StopSandboxResponse
-	20,  // 133: vivarium.v1.SandboxService.Remove:output_type -> vivarium.v1.RemoveSandboxResponse
-	22,  // 134: vivarium.v1.SandboxService.Extend:output_type -> vivarium.v1.ExtendSandboxResponse
-	24,  // 135: vivarium.v1.SandboxService.SetTags:output_type -> vivarium.v1.SetTagsResponse
-	25,  // 136: vivarium.v1.SandboxService.Events:output_type -> vivarium.v1.Event
-	32,  // 137: vivarium.v1.ExecService.Start:output_type -> vivarium.v1.StartExecResponse
-	46,  // 138: vivarium.v1.ExecService.Run:output_type -> vivarium.v1.ExecOutput
-	46,  // 139: vivarium.v1.ExecService.Attach:output_type -> vivarium.v1.ExecOutput
-	34,  // 140: vivarium.v1.ExecService.Get:output_type -> vivarium.v1.GetExecResponse
-	36,  // 141: vivarium.v1.ExecService.List:output_type -> vivarium.v1.ListExecsResponse
-	38,  // 142: vivarium.v1.ExecService.Wait:output_type -> vivarium.v1.WaitExecResponse
-	46,  // 143: vivarium.v1.ExecService.Output:output_type -> vivarium.v1.ExecOutput
-	44,  // 144: vivarium.v1.ExecService.WriteStdin:output_type -> vivarium.v1.WriteStdinResponse
-	40,  // 145: vivarium.v1.ExecService.Signal:output_type -> vivarium.v1.SignalExecResponse
-	42,  // 146: vivarium.v1.ExecService.Resize:output_type -> vivarium.v1.ResizeExecResponse
-	51,  // 147: vivarium.v1.FileService.Read:output_type -> vivarium.v1.ReadFileResponse
-	53,  // 148: vivarium.v1.FileService.Write:output_type -> vivarium.v1.WriteFileResponse
-	55,  // 149: vivarium.v1.FileService.List:output_type -> vivarium.v1.ListFilesResponse
-	57,  // 150: vivarium.v1.FileService.Stat:output_type -> vivarium.v1.StatFileResponse
-	59,  // 151: vivarium.v1.FileService.MakeDir:output_type -> vivarium.v1.MakeDirResponse
-	61,  // 152: vivarium.v1.FileService.Remove:output_type -> vivarium.v1.RemoveFileResponse
-	63,  // 153: vivarium.v1.FileService.Rename:output_type -> vivarium.v1.RenameFileResponse
-	65,  // 154: vivarium.v1.FileService.Watch:output_type -> vivarium.v1.FileEvent
-	67,  // 155: vivarium.v1.FileService.Download:output_type -> vivarium.v1.DownloadResponse
-	69,  // 156: vivarium.v1.FileService.Upload:output_type -> vivarium.v1.UploadResponse
-	71,  // 157: vivarium.v1.PortService.Dial:output_type -> vivarium.v1.DialResponse
-	76,  // 158: vivarium.v1.ImageService.Pull:output_type -> vivarium.v1.PullImageResponse
-	78,  // 159: vivarium.v1.ImageService.Load:output_type -> vivarium.v1.LoadImageResponse
-	80,  // 160: vivarium.v1.ImageService.Get:output_type -> vivarium.v1.GetImageResponse
-	82,  // 161: vivarium.v1.ImageService.List:output_type -> vivarium.v1.ListImagesResponse
-	84,  // 162: vivarium.v1.ImageService.Tag:output_type -> vivarium.v1.TagImageResponse
-	86,  // 163: vivarium.v1.ImageService.Remove:output_type -> vivarium.v1.RemoveImageResponse
-	88,  // 164: vivarium.v1.ImageService.Prune:output_type -> vivarium.v1.PruneImagesResponse
-	76,  // 165: vivarium.v1.ImageService.BuildBase:output_type -> vivarium.v1.PullImageResponse
-	91,  // 166: vivarium.v1.DaemonService.Info:output_type -> vivarium.v1.InfoResponse
-	94,  // 167: vivarium.v1.DaemonService.CreateToken:output_type -> vivarium.v1.CreateTokenResponse
-	97,  // 168: vivarium.v1.DaemonService.ListTokens:output_type -> vivarium.v1.ListTokensResponse
-	99,  // 169: vivarium.v1.DaemonService.RevokeToken:output_type -> vivarium.v1.RevokeTokenResponse
-	128, // [128:170] is the sub-list for method output_type
-	86,  // [86:128] is the sub-list for method input_type
-	86,  // [86:86] is the sub-list for extension type_name
-	86,  // [86:86] is the sub-list for extension extendee
-	0,   // [0:86] is the sub-list for field type_name
+	111, // 65: vivarium.v1.WriteFileRequest.mtime:type_name -> google.protobuf.Timestamp
+	49,  // 66: vivarium.v1.WriteFileResponse.info:type_name -> vivarium.v1.FileInfo
+	49,  // 67: vivarium.v1.ListFilesResponse.files:type_name -> vivarium.v1.FileInfo
+	49,  // 68: vivarium.v1.StatFileResponse.info:type_name -> vivarium.v1.FileInfo
+	111, // 69: vivarium.v1.Image.created:type_name -> google.protobuf.Timestamp
+	111, // 70: vivarium.v1.Image.last_used:type_name -> google.protobuf.Timestamp
+	73,  // 71: vivarium.v1.Image.config:type_name -> vivarium.v1.ImageConfig
+	106, // 72: vivarium.v1.ImageConfig.labels:type_name -> vivarium.v1.ImageConfig.LabelsEntry
+	74,  // 73: vivarium.v1.PullImageResponse.progress:type_name -> vivarium.v1.Progress
+	72,  // 74: vivarium.v1.PullImageResponse.image:type_name -> vivarium.v1.Image
+	73,  // 75: vivarium.v1.LoadImageRequest.config:type_name -> vivarium.v1.ImageConfig
+	72,  // 76: vivarium.v1.LoadImageResponse.images:type_name -> vivarium.v1.Image
+	72,  // 77: vivarium.v1.GetImageResponse.image:type_name -> vivarium.v1.Image
+	72,  // 78: vivarium.v1.ListImagesResponse.images:type_name -> vivarium.v1.Image
+	72,  // 79: vivarium.v1.TagImageResponse.image:type_name -> vivarium.v1.Image
+	92,  // 80: vivarium.v1.InfoResponse.runtimes:type_name -> vivarium.v1.RuntimeInfo
+	111, // 81: vivarium.v1.InfoResponse.started:type_name -> google.protobuf.Timestamp
+	107, // 82: vivarium.v1.RuntimeInfo.capabilities:type_name -> vivarium.v1.RuntimeInfo.CapabilitiesEntry
+	95,  // 83: vivarium.v1.CreateTokenResponse.token:type_name -> vivarium.v1.Token
+	111, // 84: vivarium.v1.Token.created:type_name -> google.protobuf.Timestamp
+	111, // 85: vivarium.v1.Token.last_used:type_name -> google.protobuf.Timestamp
+	95,  // 86: vivarium.v1.ListTokensResponse.tokens:type_name -> vivarium.v1.Token
+	9,   // 87: vivarium.v1.SandboxService.Create:input_type -> vivarium.v1.CreateSandboxRequest
+	11,  // 88: vivarium.v1.SandboxService.Get:input_type -> vivarium.v1.GetSandboxRequest
+	13,  // 89: vivarium.v1.SandboxService.List:input_type -> vivarium.v1.ListSandboxesRequest
+	15,  // 90: vivarium.v1.SandboxService.Wait:input_type -> vivarium.v1.WaitSandboxRequest
+	17,  // 91: vivarium.v1.SandboxService.Stop:input_type -> vivarium.v1.StopSandboxRequest
+	19,  // 92: vivarium.v1.SandboxService.Remove:input_type -> vivarium.v1.RemoveSandboxRequest
+	21,  // 93: vivarium.v1.SandboxService.Extend:input_type -> vivarium.v1.ExtendSandboxRequest
+	23,  // 94: vivarium.v1.SandboxService.SetTags:input_type -> vivarium.v1.SetTagsRequest
+	26,  // 95: vivarium.v1.SandboxService.Events:input_type -> vivarium.v1.WatchEventsRequest
+	31,  // 96: vivarium.v1.ExecService.Start:input_type -> vivarium.v1.StartExecRequest
+	47,  // 97: vivarium.v1.ExecService.Run:input_type -> vivarium.v1.RunExecRequest
+	48,  // 98: vivarium.v1.ExecService.Attach:input_type -> vivarium.v1.AttachRequest
+	33,  // 99: vivarium.v1.ExecService.Get:input_type -> vivarium.v1.GetExecRequest
+	35,  // 100: vivarium.v1.ExecService.List:input_type -> vivarium.v1.ListExecsRequest
+	37,  // 101: vivarium.v1.ExecService.Wait:input_type -> vivarium.v1.WaitExecRequest
+	45,  // 102: vivarium.v1.ExecService.Output:input_type -> vivarium.v1.ReadOutputRequest
+	43,  // 103: vivarium.v1.ExecService.WriteStdin:input_type -> vivarium.v1.WriteStdinRequest
+	39,  // 104: vivarium.v1.ExecService.Signal:input_type -> vivarium.v1.SignalExecRequest
+	41,  // 105: vivarium.v1.ExecService.Resize:input_type -> vivarium.v1.ResizeExecRequest
+	50,  // 106: vivarium.v1.FileService.Read:input_type -> vivarium.v1.ReadFileRequest
+	52,  // 107: vivarium.v1.FileService.Write:input_type -> vivarium.v1.WriteFileRequest
+	54,  // 108: vivarium.v1.FileService.List:input_type -> vivarium.v1.ListFilesRequest
+	56,  // 109: vivarium.v1.FileService.Stat:input_type -> vivarium.v1.StatFileRequest
+	58,  // 110: vivarium.v1.FileService.MakeDir:input_type -> vivarium.v1.MakeDirRequest
+	60,  // 111: vivarium.v1.FileService.Remove:input_type -> vivarium.v1.RemoveFileRequest
+	62,  // 112: vivarium.v1.FileService.Rename:input_type -> vivarium.v1.RenameFileRequest
+	64,  // 113: vivarium.v1.FileService.Watch:input_type -> vivarium.v1.WatchFilesRequest
+	66,  // 114: vivarium.v1.FileService.Download:input_type -> vivarium.v1.DownloadRequest
+	68,  // 115: vivarium.v1.FileService.Upload:input_type -> vivarium.v1.UploadRequest
+	70,  // 116: vivarium.v1.PortService.Dial:input_type -> vivarium.v1.DialRequest
+	75,  // 117: vivarium.v1.ImageService.Pull:input_type -> vivarium.v1.PullImageRequest
+	77,  // 118: vivarium.v1.ImageService.Load:input_type -> vivarium.v1.LoadImageRequest
+	79,  // 119: vivarium.v1.ImageService.Get:input_type -> vivarium.v1.GetImageRequest
+	81,  // 120: vivarium.v1.ImageService.List:input_type -> vivarium.v1.ListImagesRequest
+	83,  // 121: vivarium.v1.ImageService.Tag:input_type -> vivarium.v1.TagImageRequest
+	85,  // 122: vivarium.v1.ImageService.Remove:input_type -> vivarium.v1.RemoveImageRequest
+	87,  // 123: vivarium.v1.ImageService.Prune:input_type -> vivarium.v1.PruneImagesRequest
+	89,  // 124: vivarium.v1.ImageService.BuildBase:input_type -> vivarium.v1.BuildBaseRequest
+	90,  // 125: vivarium.v1.DaemonService.Info:input_type -> vivarium.v1.InfoRequest
+	93,  // 126: vivarium.v1.DaemonService.CreateToken:input_type -> vivarium.v1.CreateTokenRequest
+	96,  // 127: vivarium.v1.DaemonService.ListTokens:input_type -> vivarium.v1.ListTokensRequest
+	98,  // 128: vivarium.v1.DaemonService.RevokeToken:input_type -> vivarium.v1.RevokeTokenRequest
+	10,  // 129: vivarium.v1.SandboxService.Create:output_type -> vivarium.v1.CreateSandboxResponse
+	12,  // 130: vivarium.v1.SandboxService.Get:output_type -> vivarium.v1.GetSandboxResponse
+	14,  // 131: vivarium.v1.SandboxService.List:output_type -> vivarium.v1.ListSandboxesResponse
+	16,  // 132: vivarium.v1.SandboxService.Wait:output_type -> vivarium.v1.WaitSandboxResponse
+	18,  // 133: vivarium.v1.SandboxService.Stop:output_type -> vivarium.v1.StopSandboxResponse
+	20,  // 134: vivarium.v1.SandboxService.Remove:output_type -> vivarium.v1.RemoveSandboxResponse
+	22,  // 135: vivarium.v1.SandboxService.Extend:output_type -> vivarium.v1.ExtendSandboxResponse
+	24,  // 136: vivarium.v1.SandboxService.SetTags:output_type -> vivarium.v1.SetTagsResponse
+	25,  // 137: vivarium.v1.SandboxService.Events:output_type -> vivarium.v1.Event
+	32,  // 138: vivarium.v1.ExecService.Start:output_type -> vivarium.v1.StartExecResponse
+	46,  // 139: vivarium.v1.ExecService.Run:output_type -> vivarium.v1.ExecOutput
+	46,  // 140: vivarium.v1.ExecService.Attach:output_type -> vivarium.v1.ExecOutput
+	34,  // 141: vivarium.v1.ExecService.Get:output_type -> vivarium.v1.GetExecResponse
+	36,  // 142: vivarium.v1.ExecService.List:output_type -> vivarium.v1.ListExecsResponse
+	38,  // 143: vivarium.v1.ExecService.Wait:output_type -> vivarium.v1.WaitExecResponse
+	46,  // 144: vivarium.v1.ExecService.Output:output_type -> vivarium.v1.ExecOutput
+	44,  // 145: vivarium.v1.ExecService.WriteStdin:output_type -> vivarium.v1.WriteStdinResponse
+	40,  // 146: vivarium.v1.ExecService.Signal:output_type -> vivarium.v1.SignalExecResponse
+	42,  // 147: vivarium.v1.ExecService.Resize:output_type -> vivarium.v1.ResizeExecResponse
+	51,  // 148: vivarium.v1.FileService.Read:output_type -> vivarium.v1.ReadFileResponse
+	53,  // 149: vivarium.v1.FileService.Write:output_type -> vivarium.v1.WriteFileResponse
+	55,  // 150: vivarium.v1.FileService.List:output_type -> vivarium.v1.ListFilesResponse
+	57,  // 151: vivarium.v1.FileService.Stat:output_type -> vivarium.v1.StatFileResponse
+	59,  // 152: vivarium.v1.FileService.MakeDir:output_type -> vivarium.v1.MakeDirResponse
+	61,  // 153: vivarium.v1.FileService.Remove:output_type -> vivarium.v1.RemoveFileResponse
+	63,  // 154: vivarium.v1.FileService.Rename:output_type -> vivarium.v1.RenameFileResponse
+	65,  // 155: vivarium.v1.FileService.Watch:output_type -> vivarium.v1.FileEvent
+	67,  // 156: vivarium.v1.FileService.Download:output_type -> vivarium.v1.DownloadResponse
+	69,  // 157: vivarium.v1.FileService.Upload:output_type -> vivarium.v1.UploadResponse
+	71,  // 158: vivarium.v1.PortService.Dial:output_type -> vivarium.v1.DialResponse
+	76,  // 159: vivarium.v1.ImageService.Pull:output_type -> vivarium.v1.PullImageResponse
+	78,  // 160: vivarium.v1.ImageService.Load:output_type -> vivarium.v1.LoadImageResponse
+	80,  // 161: vivarium.v1.ImageService.Get:output_type -> vivarium.v1.GetImageResponse
+	82,  // 162: vivarium.v1.ImageService.List:output_type -> vivarium.v1.ListImagesResponse
+	84,  // 163: vivarium.v1.ImageService.Tag:output_type -> vivarium.v1.TagImageResponse
+	86,  // 164: vivarium.v1.ImageService.Remove:output_type -> vivarium.v1.RemoveImageResponse
+	88,  // 165: vivarium.v1.ImageService.Prune:output_type -> vivarium.v1.PruneImagesResponse
+	76,  // 166: vivarium.v1.ImageService.BuildBase:output_type -> vivarium.v1.PullImageResponse
+	91,  // 167: vivarium.v1.DaemonService.Info:output_type -> vivarium.v1.InfoResponse
+	94,  // 168: vivarium.v1.DaemonService.CreateToken:output_type -> vivarium.v1.CreateTokenResponse
+	97,  // 169: vivarium.v1.DaemonService.ListTokens:output_type -> vivarium.v1.ListTokensResponse
+	99,  // 170: vivarium.v1.DaemonService.RevokeToken:output_type -> vivarium.v1.RevokeTokenResponse
+	129, // [129:171] is the sub-list for method output_type
+	87,  // [87:129] is the sub-list for method input_type
+	87,  // [87:87] is the sub-list for extension type_name
+	87,  // [87:87] is the sub-list for extension extendee
+	0,   // [0:87] is the sub-list for field type_name
 }
 
 func init() { file_vivarium_v1_vivarium_proto_init() }

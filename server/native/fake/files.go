@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 
 	"vivarium/sandbox"
 )
@@ -121,6 +122,11 @@ func (f *files) Write(_ context.Context, o sandbox.WriteOptions, r io.Reader) (s
 	}
 	if err := file.Chmod(mode); err != nil {
 		return sandbox.FileInfo{}, err
+	}
+	if !o.ModTime.IsZero() {
+		if err := os.Chtimes(file.Name(), time.Time{}, o.ModTime); err != nil {
+			return sandbox.FileInfo{}, err
+		}
 	}
 	if err := os.Rename(file.Name(), dst); err != nil {
 		return sandbox.FileInfo{}, kinded(err)
