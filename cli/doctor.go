@@ -13,7 +13,7 @@ import (
 
 	"vivarium/config"
 	"vivarium/doctor"
-	"vivarium/network"
+	"vivarium/network/policy"
 )
 
 func (a *app) doctorCmd() *cobra.Command {
@@ -81,7 +81,7 @@ func doctorOptions(o *doctor.Options, cfg *config.Config) {
 			for i, port := range g.Ports {
 				ports[i] = uint16(port)
 			}
-			n.Grants = append(n.Grants, network.Grant{Prefix: p, Ports: ports})
+			n.Grants = append(n.Grants, policy.Grant{Prefix: p, Ports: ports})
 		}
 	}
 	for _, s := range cfg.Network.Deny {

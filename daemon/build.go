@@ -22,6 +22,7 @@ import (
 	"vivarium/engine"
 	"vivarium/image"
 	"vivarium/network"
+	"vivarium/network/policy"
 	"vivarium/runtime/gvisor"
 	"vivarium/sandbox"
 	"vivarium/server/native"
@@ -130,7 +131,7 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		Disk: int64(cfg.Defaults.Disk), Pids: int64(cfg.Defaults.Pids),
 	}
 	rt, err := gvisor.Open(gvisor.Options{
-		Dir: filepath.Join(cfg.DataDir, "gv"), Sentry: programs.Sentry, GuestImage: programs.GuestImage, PauseImage: programs.PauseImage,
+		Dir: filepath.Join(cfg.DataDir, "gv"), Sentry: programs.Sentry, Start: programs.Start, GuestImage: programs.GuestImage, PauseImage: programs.PauseImage,
 		Slots: slots{nw}, Cgroups: group, UIDs: gvisor.UIDs{First: cfg.UIDs.First, Count: cfg.UIDs.Count}, PoolSize: cfg.Pool.Size, PoolClass: defaults, Logger: log, Fail: fail,
 	})
 	if err != nil {
@@ -221,7 +222,7 @@ func networkOptions(cfg *config.Config, instance string, log *slog.Logger) (netw
 		if err != nil {
 			return o, sandbox.Invalid.Errorf("network.grants: %w", err)
 		}
-		grant := network.Grant{Prefix: p}
+		grant := policy.Grant{Prefix: p}
 		for _, port := range g.Ports {
 			grant.Ports = append(grant.Ports, uint16(port))
 		}

@@ -10,7 +10,7 @@ import (
 
 	"vivarium/config"
 	"vivarium/image"
-	"vivarium/network"
+	"vivarium/network/policy"
 	"vivarium/sandbox"
 )
 
@@ -19,7 +19,7 @@ import (
 // names. Else a tenant could ask the daemon what this host and its network hide
 // from him, and read the answer in the error. The first tenant's pulls are the
 // operator's own, who may have a registry anywhere.
-func fetchPolicy(cfg *config.Config, grants []network.Grant, deny []netip.Prefix) func(tenant string) image.DialPolicy {
+func fetchPolicy(cfg *config.Config, grants []policy.Grant, deny []netip.Prefix) func(tenant string) image.DialPolicy {
 	p := &fetch{grants: grants, deny: deny, lookup: net.DefaultResolver.LookupNetIP, local: localAddrs}
 	for _, list := range cfg.Images.Mirrors {
 		for _, m := range list {
@@ -38,7 +38,7 @@ func fetchPolicy(cfg *config.Config, grants []network.Grant, deny []netip.Prefix
 }
 
 type fetch struct {
-	grants []network.Grant
+	grants []policy.Grant
 	deny   []netip.Prefix
 	named  []place // registries of the config
 	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
@@ -70,7 +70,7 @@ var (
 		netip.MustParsePrefix("2001::/23"), netip.MustParsePrefix("2001:db8::/32"),
 		netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("3fff::/20"),
 	}
-	hidden4 = network.SpecialPurpose()
+	hidden4 = policy.SpecialPurpose()
 )
 
 func (f *fetch) allow(ctx context.Context, _, _, addr string) error {

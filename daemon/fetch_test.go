@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"vivarium/config"
-	"vivarium/network"
+	"vivarium/network/policy"
 	"vivarium/sandbox"
 )
 
@@ -17,7 +17,7 @@ func TestFetchPolicy(t *testing.T) {
 	cfg := config.Default()
 	cfg.Images.Mirrors = map[string][]string{"docker.io": {"http://10.1.1.1:5000/hub", "mirror.example"}}
 	cfg.Images.Insecure = []string{"[fd00::5]:5000", "192.168.7.7"}
-	grants := []network.Grant{{Prefix: netip.MustParsePrefix("10.2.0.0/16"), Ports: []uint16{443}}, {Prefix: netip.MustParsePrefix("10.3.0.0/16")}}
+	grants := []policy.Grant{{Prefix: netip.MustParsePrefix("10.2.0.0/16"), Ports: []uint16{443}}, {Prefix: netip.MustParsePrefix("10.3.0.0/16")}}
 	byTenant := fetchPolicy(cfg, grants, []netip.Prefix{netip.MustParsePrefix("9.9.0.0/16"), netip.MustParsePrefix("10.3.3.3/32")})
 	if byTenant(DefaultTenant) != nil {
 		t.Error("the operator's own pulls are bound")

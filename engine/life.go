@@ -12,7 +12,6 @@ import (
 
 	"vivarium/guest/wire"
 	"vivarium/image"
-	"vivarium/network"
 	"vivarium/sandbox"
 )
 
@@ -251,7 +250,7 @@ func (b *box) start() error {
 	}
 	go b.watchMachine(m)
 	if err := b.stage(sandbox.StageNetwork, d.Network, func(ctx context.Context) error {
-		a, err := e.opts.Network.SetPolicy(ctx, m.Slot(), network.Policy{Mode: network.Mode(spec.Network.Mode)})
+		a, err := e.opts.Network.SetPolicy(ctx, m.Slot(), spec.Network)
 		if err != nil {
 			return err
 		}
@@ -287,7 +286,7 @@ func (b *box) startSpec(imagePath string) sandbox.StartSpec {
 		SandboxID: sb.ID, Hostname: hostname(&sb), ImagePath: imagePath, Resources: sb.Spec.Resources,
 		Capabilities: sb.Spec.Capabilities, GuestKey: sb.GuestKey,
 	}
-	if network.Mode(sb.Spec.Network.Mode) != network.None {
+	if sb.Spec.Network.Mode != sandbox.NetworkNone {
 		s.Nameserver = b.e.opts.Network.DNS()
 	}
 	return s

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"vivarium/network"
 	"vivarium/sandbox"
 )
 
@@ -126,9 +125,11 @@ func (e *Engine) complete(s sandbox.Spec) (sandbox.Spec, error) {
 	if s.Network.Mode == "" {
 		s.Network.Mode = d.Network.Mode
 	}
-	if m := network.Mode(s.Network.Mode); m != network.Public && m != network.None {
-		return s, sandbox.Invalid.Errorf("network %q: want public or none", s.Network.Mode)
+	np, err := e.opts.Network.Compile(s.Network)
+	if err != nil {
+		return s, err
 	}
+	s.Network = np.NetworkPolicy
 	switch s.Pull {
 	case "":
 		s.Pull = sandbox.PullMissing

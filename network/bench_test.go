@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"vivarium/sandbox"
 )
 
 // scale is how many slots live while the benchmarks run.
@@ -31,7 +33,7 @@ func BenchmarkAcquire(b *testing.B) {
 	l := newLab(b)
 	n := l.open()
 	for range scale(b) {
-		_, err := n.Acquire(context.Background(), AcquireOptions{Owner: "bystander", Policy: Policy{Mode: Public}})
+		_, err := n.Acquire(context.Background(), AcquireOptions{Owner: "bystander", Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}})
 		must(b, err)
 	}
 	var ds []time.Duration
@@ -42,7 +44,7 @@ func BenchmarkAcquire(b *testing.B) {
 		}
 		b.StartTimer()
 		start := time.Now()
-		_, err := n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: Policy{Mode: Public}})
+		_, err := n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}})
 		ds = append(ds, time.Since(start))
 		must(b, err)
 	}
@@ -61,7 +63,7 @@ func BenchmarkChurn(b *testing.B) {
 	for b.Loop() {
 		<-tick.C
 		start := time.Now()
-		s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: Policy{Mode: Public}})
+		s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}})
 		ds = append(ds, time.Since(start))
 		must(b, err)
 		must(b, n.Release(context.Background(), s.ID))
@@ -92,7 +94,7 @@ func BenchmarkAdopt(b *testing.B) {
 	l := newLab(b)
 	n := l.open()
 	for i := range scale(b) {
-		_, err := n.Acquire(context.Background(), AcquireOptions{Owner: fmt.Sprint(i), Policy: Policy{Mode: Public}})
+		_, err := n.Acquire(context.Background(), AcquireOptions{Owner: fmt.Sprint(i), Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}})
 		must(b, err)
 	}
 	n.Close()
@@ -113,7 +115,7 @@ func BenchmarkRelease(b *testing.B) {
 	var ds []time.Duration
 	for b.Loop() {
 		b.StopTimer()
-		s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: Policy{Mode: Public}})
+		s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}})
 		must(b, err)
 		b.StartTimer()
 		start := time.Now()

@@ -14,6 +14,10 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"vivarium/network/policy"
+
+	"vivarium/sandbox"
 )
 
 // layers are the ways in which the defences are taken apart: each must hold
@@ -73,7 +77,7 @@ func TestC1SpecialRanges(t *testing.T) {
 			l := newLab(t)
 			hostUDP := l.host.listenUDP(t, "0.0.0.0:9000")
 			n := l.open()
-			_, in := l.acquire(n, Public)
+			_, in := l.acquire(n, sandbox.NetworkPublic)
 			hostAddr := n.hostAddr()
 			l.breakLayers(n, la.router, la.routes, la.hostT)
 
@@ -118,7 +122,7 @@ func TestC1TCP(t *testing.T) {
 	lo := l.host.serve(t, "127.0.0.1:3333")
 	web := l.internet.serve(t, "8.8.8.8:80")
 	n := l.open()
-	_, in := l.acquire(n, Public)
+	_, in := l.acquire(n, sandbox.NetworkPublic)
 	for _, a := range []string{"169.254.169.254:80", "10.0.0.2:443", "5.5.5.2:2222", "10.0.0.1:2222", n.hostAddr().String() + ":2222", "127.0.0.1:3333", "127.0.0.1:2222"} {
 		if c, err := in.dial("tcp", a, 200*time.Millisecond); err == nil {
 			c.Close()
@@ -155,7 +159,7 @@ func TestC1Grants(t *testing.T) {
 	for _, a := range []string{"10.0.0.1:7001", "10.0.0.1:7002", "5.5.5.2:7001"} {
 		l.host.serve(t, a)
 	}
-	l.opts.Grants = []Grant{
+	l.opts.Grants = []policy.Grant{
 		{Prefix: netip.MustParsePrefix("203.0.113.80/32"), Ports: []uint16{80, 443}},
 		{Prefix: netip.MustParsePrefix("172.16.0.0/12")},
 		{Prefix: netip.MustParsePrefix("100.64.0.0/10")},
@@ -165,7 +169,7 @@ func TestC1Grants(t *testing.T) {
 	l.opts.Deny = []netip.Prefix{netip.MustParsePrefix("100.64.0.0/16"), netip.MustParsePrefix("1.2.3.0/24")}
 	l.internet.serve(t, "1.2.3.4:80")
 	n := l.open()
-	_, in := l.acquire(n, Public)
+	_, in := l.acquire(n, sandbox.NetworkPublic)
 	for a, want := range map[string]bool{
 		"203.0.113.80:80": true, "203.0.113.80:81": false, "172.16.5.5:80": true, "192.168.7.7:80": false,
 		"10.0.0.1:7001": true, "10.0.0.1:7002": false, "5.5.5.2:7001": false,
@@ -192,7 +196,7 @@ func TestC2IPv6(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	n := l.open()
-	s, in := l.acquire(n, Public)
+	s, in := l.acquire(n, sandbox.NetworkPublic)
 	v6host := rawSocket(t, l.host, n.uplinkName(), unix.ETH_P_IPV6)
 	v6out := rawSocket(t, l.internet, "eth0", unix.ETH_P_IPV6)
 	inside, outside := l.private.tap(t, "eth0"), l.internet.tap(t, "eth0")
@@ -251,8 +255,8 @@ func TestC14Neighbours(t *testing.T) {
 			t.Parallel()
 			l := newLab(t)
 			n := l.open()
-			sa, a := l.acquire(n, Public)
-			sb, b := l.acquire(n, Public)
+			sa, a := l.acquire(n, sandbox.NetworkPublic)
+			sb, b := l.acquire(n, sandbox.NetworkPublic)
 			udp := b.listenUDP(t, "0.0.0.0:9000")
 			tapB, outside := b.tap(t, "eth0"), l.internet.tap(t, "eth0")
 			router := enterPlace(t, n.routerPath())
@@ -320,8 +324,8 @@ func TestC14ARP(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	n := l.open()
-	sa, a := l.acquire(n, Public)
-	sb, _ := l.acquire(n, Public)
+	sa, a := l.acquire(n, sandbox.NetworkPublic)
+	sb, _ := l.acquire(n, sandbox.NetworkPublic)
 	fd := rawSocket(t, a, "eth0", unix.ETH_P_ARP)
 	for _, who := range []netip.Addr{sb.Addr, sb.Gateway, n.routerAddr(), n.dnsAddr(), n.hostAddr(), netip.MustParseAddr("10.0.0.1"), sa.Gateway} {
 		a.sendFrame(t, arpFrame(sa.MAC, 1, sa.Addr, who))
@@ -348,7 +352,7 @@ func TestC15RouterPorts(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	n := l.open()
-	s, in := l.acquire(n, Public)
+	s, in := l.acquire(n, sandbox.NetworkPublic)
 	router := enterPlace(t, n.routerPath())
 	rs := router.serve(t, "0.0.0.0:7000")
 	hs := l.host.serve(t, "0.0.0.0:7000")
@@ -385,7 +389,7 @@ func TestC16Inbound(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	n := l.open()
-	s, in := l.acquire(n, Public)
+	s, in := l.acquire(n, sandbox.NetworkPublic)
 	udp := in.listenUDP(t, "0.0.0.0:9000")
 	inside := l.private.tap(t, "eth0")
 	// The host forwards from eth0 for our sake; nobody else may use that.
@@ -407,8 +411,8 @@ func TestNoneReachesNothing(t *testing.T) {
 	l := newLab(t)
 	r := l.private.resolver(t, "10.0.0.53:53", nil)
 	n := l.open()
-	s, in := l.acquire(n, None)
-	_, other := l.acquire(n, Public)
+	s, in := l.acquire(n, sandbox.NetworkNone)
+	_, other := l.acquire(n, sandbox.NetworkPublic)
 	outside := l.internet.tap(t, "eth0")
 	in.sendUDP("8.8.8.8:7")
 	in.ping("8.8.8.8")
@@ -427,10 +431,10 @@ func TestNoneReachesNothing(t *testing.T) {
 func TestRefusalIsQuick(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	l.opts.Grants = []Grant{{Prefix: netip.MustParsePrefix("203.0.113.80/32"), Ports: []uint16{80}}}
+	l.opts.Grants = []policy.Grant{{Prefix: netip.MustParsePrefix("203.0.113.80/32"), Ports: []uint16{80}}}
 	n := l.open()
-	s, pub := l.acquire(n, Public)
-	none, closed := l.acquire(n, None)
+	s, pub := l.acquire(n, sandbox.NetworkPublic)
+	none, closed := l.acquire(n, sandbox.NetworkNone)
 	for a, p := range map[string]*place{
 		"169.254.169.254:80": pub, "10.0.0.2:443": pub, "5.5.5.2:22": pub, "203.0.113.80:81": pub,
 		netip.AddrPortFrom(none.Addr, 1).String(): pub, netip.AddrPortFrom(s.Gateway, 22).String(): pub,

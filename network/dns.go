@@ -15,6 +15,8 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
+
+	"vivarium/network/policy"
 )
 
 // Bounds of the DNS server. A slot can use its own share and no more.
@@ -137,17 +139,17 @@ func (s *dnsServer) stop() {
 func (s *dnsServer) reload() { s.upstream.reload() }
 
 // set makes the server hear a slot, or not.
-func (s *dnsServer) set(a netip.Addr, c *dnsClient, m Mode) {
+func (s *dnsServer) set(a netip.Addr, c *dnsClient, p *policy.Policy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if m.opens() {
+	if p != nil && opens(p.Mode) {
 		s.clients[a] = c
 	} else {
 		delete(s.clients, a)
 	}
 }
 
-func (s *dnsServer) drop(a netip.Addr) { s.set(a, nil, None) }
+func (s *dnsServer) drop(a netip.Addr) { s.set(a, nil, nil) }
 
 func (s *dnsServer) client(a netip.Addr) *dnsClient {
 	s.mu.RLock()

@@ -13,6 +13,10 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"vivarium/network/policy"
+
+	"vivarium/sandbox"
 )
 
 func rr(s string) dns.RR {
@@ -76,9 +80,9 @@ func TestC4Rebinding(t *testing.T) {
 			m.Rcode = dns.RcodeRefused
 		}
 	})
-	l.opts.Grants = []Grant{{Prefix: netip.MustParsePrefix("203.0.113.80/32"), Ports: []uint16{80}}}
+	l.opts.Grants = []policy.Grant{{Prefix: netip.MustParsePrefix("203.0.113.80/32"), Ports: []uint16{80}}}
 	n := l.open()
-	s, in := l.acquire(n, Public)
+	s, in := l.acquire(n, sandbox.NetworkPublic)
 	for _, c := range []struct {
 		name  string
 		qtype uint16
@@ -139,7 +143,7 @@ func TestDNSFailure(t *testing.T) {
 	l := newLab(t)
 	silent := l.private.listenUDP(t, "10.0.0.53:53")
 	n := l.open()
-	s, in := l.acquire(n, Public)
+	s, in := l.acquire(n, sandbox.NetworkPublic)
 	if m, err := in.lookup(s, "udp", "a.test.", dns.TypeA); err != nil || m.Rcode != dns.RcodeServerFailure {
 		t.Errorf("silent resolver: %v, %v", m, err)
 	}
@@ -162,7 +166,7 @@ func TestDNSSecondResolver(t *testing.T) {
 		m.Answer = append(m.Answer, rr(q.Name+" 60 IN A 8.8.8.8"))
 	})
 	n := l.open()
-	s, in := l.acquire(n, Public)
+	s, in := l.acquire(n, sandbox.NetworkPublic)
 	if m, err := in.lookup(s, "udp", "a.test.", dns.TypeA); err != nil || answers(m) != "A 8.8.8.8" {
 		t.Errorf("%v, %v", m, err)
 	}
@@ -182,8 +186,8 @@ func TestA17Flood(t *testing.T) {
 		m.Answer = append(m.Answer, rr(q.Name+" 0 IN A 8.8.8.8"))
 	})
 	n := l.open()
-	s, bad := l.acquire(n, Public)
-	sg, good := l.acquire(n, Public)
+	s, bad := l.acquire(n, sandbox.NetworkPublic)
+	sg, good := l.acquire(n, sandbox.NetworkPublic)
 	server := netip.AddrPortFrom(s.DNS, 53).String()
 
 	// TCP connections beyond the slot's share are closed, not queued.

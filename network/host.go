@@ -16,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"vivarium/sandbox"
+
+	"vivarium/network/policy"
 )
 
 // uplinkGroup marks the host's end of every instance's uplink, so that the
@@ -350,8 +352,8 @@ func (n *Network) installHost(f hostFacts, lent []string) error {
 }
 
 // hostGrants are those that may open an address of the host itself.
-func (n *Network) hostGrants() []Grant {
-	var out []Grant
+func (n *Network) hostGrants() []policy.Grant {
+	var out []policy.Grant
 	for _, g := range n.opts.Grants {
 		if g.Prefix.Bits() == 32 {
 			out = append(out, g)

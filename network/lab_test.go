@@ -19,6 +19,8 @@ import (
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"vivarium/sandbox"
 )
 
 // A lab is a host with its surroundings, all in network namespaces of the
@@ -167,9 +169,9 @@ func (l *lab) destroy() {
 	must(l.t, n.Destroy(context.Background()))
 }
 
-func (l *lab) acquire(n *Network, m Mode) (*Slot, *place) {
+func (l *lab) acquire(n *Network, m sandbox.NetworkMode) (*Slot, *place) {
 	l.t.Helper()
-	s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "owner", Policy: Policy{Mode: m}})
+	s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "owner", Policy: sandbox.NetworkPolicy{Mode: m}})
 	must(l.t, err)
 	return s, enterPlace(l.t, s.NetnsPath)
 }

@@ -24,6 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"vivarium/sandbox"
+
+	"vivarium/network/policy"
 )
 
 // inventory lists what a network can leave behind: links, addresses, routes and
@@ -91,8 +93,8 @@ func TestDestroyLeavesNothing(t *testing.T) {
 	l.opts.Pool = 3
 	n, err := Open(context.Background(), l.opts)
 	must(t, err)
-	l.acquire(n, Public)
-	s, _ := l.acquire(n, None)
+	l.acquire(n, sandbox.NetworkPublic)
+	s, _ := l.acquire(n, sandbox.NetworkNone)
 	must(t, n.Release(context.Background(), s.ID))
 	during := l.inventory()
 	router := enterPlace(t, n.routerPath()) // keeps the namespace for a look
@@ -173,8 +175,8 @@ func TestInstancesShareAHost(t *testing.T) {
 	if a.subnet.Overlaps(b.subnet) {
 		t.Errorf("subnets %s and %s overlap", a.subnet, b.subnet)
 	}
-	sa, pa := l.acquire(a, Public)
-	_, pb := l.acquire(b, Public)
+	sa, pa := l.acquire(a, sandbox.NetworkPublic)
+	_, pb := l.acquire(b, sandbox.NetworkPublic)
 	talk := func(p *place) {
 		t.Helper()
 		c, err := p.dial("tcp", "8.8.8.8:80", 5*time.Second)
@@ -238,7 +240,7 @@ func TestReuseForgetsFlows(t *testing.T) {
 	l.internet.serve(t, "8.8.8.8:80")
 	l.opts.Subnet = netip.MustParsePrefix("10.255.0.0/27") // 12 slots: numbers come round
 	n := l.open()
-	s, in := l.acquire(n, Public)
+	s, in := l.acquire(n, sandbox.NetworkPublic)
 	c, err := in.dial("tcp", "8.8.8.8:80", 5*time.Second)
 	must(t, err)
 	defer c.Close()
@@ -283,8 +285,8 @@ func TestE4FlowsOfTheDead(t *testing.T) {
 	l := newLab(t)
 	l.internet.serve(t, "8.8.8.8:80")
 	n := l.open()
-	dead, in := l.acquire(n, Public)
-	alive, in2 := l.acquire(n, Public)
+	dead, in := l.acquire(n, sandbox.NetworkPublic)
+	alive, in2 := l.acquire(n, sandbox.NetworkPublic)
 	for _, p := range []*place{in, in2} {
 		c, err := p.dial("tcp", "8.8.8.8:80", 5*time.Second)
 		must(t, err)
@@ -335,7 +337,7 @@ func TestC17OpenFlows(t *testing.T) {
 	l := newLab(t)
 	l.internet.serve(t, "8.8.8.8:80")
 	n := l.open()
-	s, in := l.acquire(n, Public)
+	s, in := l.acquire(n, sandbox.NetworkPublic)
 	c, err := in.dial("tcp", "8.8.8.8:80", 5*time.Second)
 	must(t, err)
 	defer c.Close()
@@ -343,7 +345,7 @@ func TestC17OpenFlows(t *testing.T) {
 	_, err = r.ReadString('\n')
 	must(t, err)
 	pub := s.Applied
-	none, err := n.SetPolicy(context.Background(), s.ID, Policy{Mode: None})
+	none, err := n.SetPolicy(context.Background(), s.ID, sandbox.NetworkPolicy{Mode: sandbox.NetworkNone})
 	must(t, err)
 	if none.Hash == pub.Hash || len(none.Hash) != 64 {
 		t.Errorf("hashes %q, %q", none.Hash, pub.Hash)
@@ -351,12 +353,12 @@ func TestC17OpenFlows(t *testing.T) {
 	outside := l.internet.tap(t, "eth0")
 	_, err = c.Write([]byte("cut?\n"))
 	must(t, err)
-	_, other := l.acquire(n, Public)
+	_, other := l.acquire(n, sandbox.NetworkPublic)
 	other.sendUDP("8.8.8.8:9")
 	if got := outside.until(t, toAddr("8.8.8.8")); len(got) != 0 {
 		t.Errorf("reached the outside: %v", got)
 	}
-	again, err := n.SetPolicy(context.Background(), s.ID, Policy{Mode: Public})
+	again, err := n.SetPolicy(context.Background(), s.ID, sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic})
 	must(t, err)
 	if again.Hash != pub.Hash {
 		t.Errorf("same policy, other hash")
@@ -368,10 +370,10 @@ func TestC17OpenFlows(t *testing.T) {
 	c2, err := in.dial("tcp", "8.8.8.8:80", 5*time.Second)
 	must(t, err)
 	c2.Close()
-	if _, err := n.SetPolicy(context.Background(), s.ID, Policy{Mode: "open"}); !errors.Is(err, sandbox.Invalid) {
+	if _, err := n.SetPolicy(context.Background(), s.ID, sandbox.NetworkPolicy{Mode: "open"}); !errors.Is(err, sandbox.Invalid) {
 		t.Errorf("unknown mode: %v", err)
 	}
-	if _, err := n.SetPolicy(context.Background(), "s0-none", Policy{}); !errors.Is(err, sandbox.NotFound) {
+	if _, err := n.SetPolicy(context.Background(), "s0-none", sandbox.NetworkPolicy{}); !errors.Is(err, sandbox.NotFound) {
 		t.Errorf("unknown slot: %v", err)
 	}
 }
@@ -383,20 +385,20 @@ func TestC18FailClosed(t *testing.T) {
 	l := newLab(t)
 	l.opts.Pool = 2
 	n := l.open()
-	_, closed := l.acquire(n, None)
-	open, pub := l.acquire(n, Public)
+	_, closed := l.acquire(n, sandbox.NetworkNone)
+	open, pub := l.acquire(n, sandbox.NetworkPublic)
 	// The background worker must not repair it under us.
 	n.cancel()
 	<-n.tended
 	delTable(t, n.router, routerTable)
-	for _, m := range []Mode{None, Public} {
+	for _, m := range []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkPublic} {
 		for range 3 { // from the pool and beyond
-			if _, err := n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: Policy{Mode: m}}); !errors.Is(err, sandbox.Internal) {
+			if _, err := n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: sandbox.NetworkPolicy{Mode: m}}); !errors.Is(err, sandbox.Internal) {
 				t.Errorf("acquire %s without rules: %v", m, err)
 			}
 		}
 	}
-	if _, err := n.SetPolicy(context.Background(), open.ID, Policy{Mode: None}); !errors.Is(err, sandbox.Internal) {
+	if _, err := n.SetPolicy(context.Background(), open.ID, sandbox.NetworkPolicy{Mode: sandbox.NetworkNone}); !errors.Is(err, sandbox.Internal) {
 		t.Errorf("set policy without rules: %v", err)
 	}
 	outside := l.internet.tap(t, "eth0")
@@ -404,7 +406,7 @@ func TestC18FailClosed(t *testing.T) {
 	pub.sendUDP("8.8.8.8:7") // its policy could not be set, so it is closed too
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	must(t, n.refresh())
-	_, after := l.acquire(n, Public)
+	_, after := l.acquire(n, sandbox.NetworkPublic)
 	after.sendUDP("8.8.8.8:9")
 	if got := outside.until(t, func(ip []byte) bool { return toAddr("8.8.8.8")(ip) && ip[23] == 9 }); len(got) != 0 {
 		t.Errorf("reached the outside: %v", got)
@@ -427,7 +429,7 @@ func TestC18Repairs(t *testing.T) {
 	delTable(t, n.router, gateTable)
 	failed := 0
 	for {
-		s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: Policy{Mode: Public}})
+		s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}})
 		if err != nil {
 			failed++
 			time.Sleep(10 * time.Millisecond)
@@ -453,25 +455,25 @@ func TestReadBack(t *testing.T) {
 	l := newLab(t)
 	n := l.open()
 	ctx := context.Background()
-	s, _ := l.acquire(n, Public)
-	check := func(want Applied, wantErr bool, what string) {
+	s, _ := l.acquire(n, sandbox.NetworkPublic)
+	check := func(want sandbox.AppliedPolicy, wantErr bool, what string) {
 		t.Helper()
 		got, err := n.ReadBack(ctx, s.ID)
-		if (err != nil) != wantErr || err == nil && got != want {
+		if (err != nil) != wantErr || err == nil && got.Hash != want.Hash {
 			t.Errorf("%s: %v, %v", what, got, err)
 		}
 	}
 	check(s.Applied, false, "public")
-	a, err := n.SetPolicy(ctx, s.ID, Policy{})
+	a, err := n.SetPolicy(ctx, s.ID, sandbox.NetworkPolicy{})
 	must(t, err)
 	check(a, false, "none")
-	if got, err := n.Slot(s.ID); err != nil || got.Applied != a || got.NetnsPath != s.NetnsPath {
+	if got, err := n.Slot(s.ID); err != nil || got.Applied.Hash != a.Hash || got.NetnsPath != s.NetnsPath {
 		t.Errorf("slot: %v, %v", got, err)
 	}
 	sl := n.slots[s.ID]
 	must(t, n.router.nft(func(c *nftables.Conn) error { return c.SetAddElements(setGate(), openKey(sl)) }))
 	check(a, true, "gate opened behind our back")
-	must(t, n.router.nft(func(c *nftables.Conn) error { return c.SetAddElements(mapPolicy(), policyEntry(sl, Public)) }))
+	must(t, n.router.nft(func(c *nftables.Conn) error { return c.SetAddElements(mapPolicy(), policyEntry(sl, chainPublic)) }))
 	check(a, true, "opened behind our back")
 	must(t, n.router.nft(func(c *nftables.Conn) error { return c.SetAddElements(setOpen(), openKey(sl)) }))
 	check(a, true, "opened wholly behind our back")
@@ -494,7 +496,7 @@ func TestC18DaemonGone(t *testing.T) {
 	l := newLab(t)
 	l.internet.serve(t, "8.8.8.8:80")
 	n := l.open()
-	s, in := l.acquire(n, Public)
+	s, in := l.acquire(n, sandbox.NetworkPublic)
 	n.Close()
 	if r, err := in.lookup(s, "tcp", "a.example.", 1); err == nil {
 		t.Errorf("an answer: %v", r)
@@ -536,11 +538,11 @@ func daemon() error {
 		return err
 	}
 	if !c.Loop {
-		s, err := n.Acquire(ctx, AcquireOptions{Owner: "survivor", Policy: Policy{Mode: Public}})
+		s, err := n.Acquire(ctx, AcquireOptions{Owner: "survivor", Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}})
 		if err != nil {
 			return err
 		}
-		if _, err := n.Acquire(ctx, AcquireOptions{Owner: "forgotten", Policy: Policy{Mode: Public}}); err != nil {
+		if _, err := n.Acquire(ctx, AcquireOptions{Owner: "forgotten", Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}}); err != nil {
 			return err
 		}
 		json.NewEncoder(os.Stdout).Encode(s)
@@ -548,7 +550,7 @@ func daemon() error {
 	}
 	var held []string
 	for i := 0; ; i++ {
-		s, err := n.Acquire(ctx, AcquireOptions{Owner: "loop", Policy: Policy{Mode: Public}})
+		s, err := n.Acquire(ctx, AcquireOptions{Owner: "loop", Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}})
 		if err != nil {
 			return err
 		}
@@ -727,7 +729,7 @@ func TestE4FailAnywhere(t *testing.T) {
 	must(t, err)
 	opening := steps
 	steps = nil
-	_, err = n.Acquire(ctx, AcquireOptions{Owner: "x", Policy: Policy{Mode: Public}})
+	_, err = n.Acquire(ctx, AcquireOptions{Owner: "x", Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}})
 	must(t, err)
 	acquiring := steps
 	must(t, n.Destroy(ctx))
@@ -760,7 +762,7 @@ func TestE4FailAnywhere(t *testing.T) {
 	n.ctx, n.cancel = context.WithCancel(ctx)
 	for _, step := range acquiring {
 		n.opts.failpoint = failAt(step)
-		if s, err := n.Acquire(ctx, AcquireOptions{Owner: "x", Policy: Policy{Mode: Public}}); !errors.Is(err, boom) || sandbox.KindOf(err) != sandbox.Internal {
+		if s, err := n.Acquire(ctx, AcquireOptions{Owner: "x", Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}}); !errors.Is(err, boom) || sandbox.KindOf(err) != sandbox.Internal {
 			t.Fatalf("%s: %v, %v", step, s, err)
 		}
 		n.opts.failpoint = nil
@@ -802,7 +804,7 @@ func TestManyAtOnce(t *testing.T) {
 		go func() {
 			defer wg.Done()
 			for i := range 8 {
-				s, err := n.Acquire(context.Background(), AcquireOptions{Owner: fmt.Sprint(w), Policy: Policy{Mode: []Mode{None, Public}[i%2]}})
+				s, err := n.Acquire(context.Background(), AcquireOptions{Owner: fmt.Sprint(w), Policy: sandbox.NetworkPolicy{Mode: []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkPublic}[i%2]}})
 				if err != nil {
 					t.Error(err)
 					return
@@ -813,7 +815,7 @@ func TestManyAtOnce(t *testing.T) {
 				}
 				held[s.Addr] = s.ID
 				mu.Unlock()
-				if _, err := n.SetPolicy(context.Background(), s.ID, Policy{Mode: Public}); err != nil {
+				if _, err := n.SetPolicy(context.Background(), s.ID, sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}); err != nil {
 					t.Error(err)
 				}
 				mu.Lock()
@@ -841,7 +843,7 @@ func TestReboot(t *testing.T) {
 	l.opts.Pool = 1
 	n, err := Open(context.Background(), l.opts)
 	must(t, err)
-	s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "a", Policy: Policy{Mode: Public}})
+	s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "a", Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}})
 	must(t, err)
 	n.Close()
 	up, err := l.host.h.LinkByName(n.uplinkName())
@@ -860,7 +862,7 @@ func TestReboot(t *testing.T) {
 	if err != nil || len(lost) != 1 {
 		t.Errorf("lost %v, %v", lost, err)
 	}
-	_, in := l.acquire(n, Public)
+	_, in := l.acquire(n, sandbox.NetworkPublic)
 	c, err := in.dial("tcp", "8.8.8.8:80", 5*time.Second)
 	must(t, err)
 	c.Close()
@@ -879,7 +881,7 @@ func TestRepair(t *testing.T) {
 	n.cancel() // the test looks after it itself
 	<-n.tended
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	_, in := l.acquire(n, Public)
+	_, in := l.acquire(n, sandbox.NetworkPublic)
 	talk := func(what string) {
 		t.Helper()
 		must(t, n.refresh())
@@ -926,12 +928,12 @@ func TestConnsBounded(t *testing.T) {
 	l := newLab(t)
 	l.opts.MaxConns = 20
 	n := l.open()
-	s, in := l.acquire(n, Public)
+	s, in := l.acquire(n, sandbox.NetworkPublic)
 	outside := l.internet.tap(t, "eth0")
 	for i := range 60 {
 		in.sendUDP(fmt.Sprintf("8.8.8.8:%d", 1000+i))
 	}
-	_, other := l.acquire(n, Public)
+	_, other := l.acquire(n, sandbox.NetworkPublic)
 	other.sendUDP("1.2.3.4:9")
 	if got := outside.until(t, toAddr("1.2.3.4")); len(got) != 20 {
 		t.Errorf("%d flows passed, want 20", len(got))
@@ -961,15 +963,15 @@ func TestOptions(t *testing.T) {
 		"host bits":         func(o *Options) { o.Subnet = p("10.0.0.1/18") },
 		"IPv6 subnet":       func(o *Options) { o.Subnet = p("fd00::/64") },
 		"pool":              func(o *Options) { o.Pool = -1 },
-		"grant everything":  func(o *Options) { o.Grants = []Grant{{Prefix: p("0.0.0.0/0")}} },
-		"grant loopback":    func(o *Options) { o.Grants = []Grant{{Prefix: p("127.0.0.1/32")}} },
-		"grant multicast":   func(o *Options) { o.Grants = []Grant{{Prefix: p("224.0.0.1/32")}} },
-		"grant IPv6":        func(o *Options) { o.Grants = []Grant{{Prefix: p("fd00::/8")}} },
-		"grant host bits":   func(o *Options) { o.Grants = []Grant{{Prefix: p("10.0.0.1/8")}} },
-		"grant port 0":      func(o *Options) { o.Grants = []Grant{{Prefix: p("10.0.0.0/8"), Ports: []uint16{0}}} },
-		"grant nothing":     func(o *Options) { o.Grants = []Grant{{}} },
+		"grant everything":  func(o *Options) { o.Grants = []policy.Grant{{Prefix: p("0.0.0.0/0")}} },
+		"grant loopback":    func(o *Options) { o.Grants = []policy.Grant{{Prefix: p("127.0.0.1/32")}} },
+		"grant multicast":   func(o *Options) { o.Grants = []policy.Grant{{Prefix: p("224.0.0.1/32")}} },
+		"grant IPv6":        func(o *Options) { o.Grants = []policy.Grant{{Prefix: p("fd00::/8")}} },
+		"grant host bits":   func(o *Options) { o.Grants = []policy.Grant{{Prefix: p("10.0.0.1/8")}} },
+		"grant port 0":      func(o *Options) { o.Grants = []policy.Grant{{Prefix: p("10.0.0.0/8"), Ports: []uint16{0}}} },
+		"grant nothing":     func(o *Options) { o.Grants = []policy.Grant{{}} },
 		"deny IPv6":         func(o *Options) { o.Deny = []netip.Prefix{p("::/0")} },
-		"too many grants":   func(o *Options) { o.Grants = make([]Grant, maxGrants+1) },
+		"too many grants":   func(o *Options) { o.Grants = make([]policy.Grant, maxGrants+1) },
 		"negative DNS rate": func(o *Options) { o.DNSRate = -1 },
 	} {
 		o := good

@@ -16,6 +16,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 
+	"vivarium/network/policy"
 	"vivarium/sandbox"
 )
 
@@ -41,6 +42,7 @@ type Network struct {
 	mtu          int  // bytes, of every link
 	fresh        bool // Open found nothing of an earlier daemon
 	dns          *dnsServer
+	none         *policy.Policy
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -86,7 +88,11 @@ func Open(ctx context.Context, o Options) (*Network, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	n := &Network{opts: o, dir: filepath.Join(o.Dir, "net"), log: o.Logger,
+	none, err := o.Compile(sandbox.NetworkPolicy{Mode: sandbox.NetworkNone})
+	if err != nil {
+		return nil, err
+	}
+	n := &Network{opts: o, none: none, dir: filepath.Join(o.Dir, "net"), log: o.Logger,
 		slots: map[string]*slot{}, used: map[uint32]bool{}, wake: make(chan struct{}, 1), alarm: make(chan struct{}, 1), tended: make(chan struct{})}
 	if err := n.open(ctx); err != nil {
 		if n.fresh {
@@ -156,7 +162,7 @@ func (n *Network) open(ctx context.Context) (err error) {
 		if s.Owner == "" {
 			n.pool = append(n.pool, s)
 		}
-		n.dns.set(s.addr, s.dns, s.Policy.Mode)
+		n.dns.set(s.addr, s.dns, s.policy)
 	}
 	return nil
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"vivarium/sandbox"
 )
 
 func TestPublicReachesTheInternet(t *testing.T) {
@@ -17,7 +19,7 @@ func TestPublicReachesTheInternet(t *testing.T) {
 		m.Answer = append(m.Answer, rr)
 	})
 	n := l.open()
-	s, in := l.acquire(n, Public)
+	s, in := l.acquire(n, sandbox.NetworkPublic)
 	c, err := in.dial("tcp", "8.8.8.8:80", 5*time.Second)
 	must(t, err)
 	defer c.Close()

@@ -8,6 +8,8 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"vivarium/network/policy"
 )
 
 // The functions below build nftables rules from pieces that read like nft's own
@@ -229,7 +231,7 @@ func ifElems(names []string) []nftables.SetElement {
 }
 
 // grantRules matches each grant and continues with then.
-func grantRules(gs []Grant, then exprs) []exprs {
+func grantRules(gs []policy.Grant, then exprs) []exprs {
 	var out []exprs
 	for _, g := range gs {
 		to := within(daddr(), expr.CmpOpEq, g.Prefix)

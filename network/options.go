@@ -1,11 +1,11 @@
 package network
 
 import (
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"regexp"
 
+	"vivarium/network/policy"
 	"vivarium/sandbox"
 )
 
@@ -13,17 +13,8 @@ import (
 // routing table small.
 const (
 	maxGrants = 256
-	maxPorts  = 64
 	maxDeny   = 256
 )
-
-// Grant opens a range that policy public otherwise denies, for all sandboxes
-// with that policy. A grant opens an address of the host itself only when it
-// names exactly that address (a /32).
-type Grant struct {
-	Prefix netip.Prefix
-	Ports  []uint16 // TCP and UDP destination ports; empty means every port, and ICMP echo
-}
 
 // Options says how a Network is set up.
 type Options struct {
@@ -41,10 +32,8 @@ type Options struct {
 	Subnet netip.Prefix
 	// Pool is how many slots are kept ready.
 	Pool int
-	// Grants are the denied ranges that policy public may reach after all.
-	Grants []Grant
-	// Deny are further ranges that nothing may reach. It wins over Grants.
-	Deny []netip.Prefix
+	// Node is the operator's part of every policy.
+	policy.Node
 	// Upstream are the resolvers that the DNS server asks, from the host's
 	// network namespace. Empty means those of ResolvConf, read again on change.
 	Upstream []netip.AddrPort
@@ -96,7 +85,7 @@ func (o *Options) check() error {
 		return sandbox.Invalid.Errorf("network: %d grants: at most %d", len(o.Grants), maxGrants)
 	}
 	for _, g := range o.Grants {
-		if err := g.check(); err != nil {
+		if err := g.Check(); err != nil {
 			return err
 		}
 	}
@@ -107,6 +96,9 @@ func (o *Options) check() error {
 		if !p.IsValid() || !p.Addr().Is4() || p != p.Masked() {
 			return sandbox.Invalid.Errorf("network: denied range %s: want an IPv4 network address and length", p)
 		}
+	}
+	if err := o.Node.Check(); err != nil {
+		return err
 	}
 	if o.ResolvConf == "" {
 		o.ResolvConf = "/etc/resolv.conf"
@@ -121,34 +113,6 @@ func (o *Options) check() error {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	return nil
-}
-
-func (g Grant) check() error {
-	p := g.Prefix
-	if !p.IsValid() || !p.Addr().Is4() || p != p.Masked() {
-		return sandbox.Invalid.Errorf("network: grant %s: want an IPv4 network address and length", p)
-	}
-	for _, u := range ungrantable {
-		if u.Overlaps(p) {
-			return sandbox.Invalid.Errorf("network: grant %s overlaps %s, which cannot be granted", p, u)
-		}
-	}
-	if len(g.Ports) > maxPorts {
-		return sandbox.Invalid.Errorf("network: grant %s: %d ports: at most %d", p, len(g.Ports), maxPorts)
-	}
-	for _, port := range g.Ports {
-		if port == 0 {
-			return sandbox.Invalid.Errorf("network: grant %s: port 0", p)
-		}
-	}
-	return nil
-}
-
-func (g Grant) String() string {
-	if len(g.Ports) == 0 {
-		return g.Prefix.String()
-	}
-	return fmt.Sprintf("%s ports %v", g.Prefix, g.Ports)
 }
 
 func containedIn(ps []netip.Prefix, p netip.Prefix) bool {

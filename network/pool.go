@@ -13,13 +13,14 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"vivarium/network/policy"
 	"vivarium/sandbox"
 )
 
 // AcquireOptions says for whom a slot is and what it may reach.
 type AcquireOptions struct {
 	Owner  string // 1 to 128 bytes; Reconcile compares it
-	Policy Policy
+	Policy sandbox.NetworkPolicy
 }
 
 // maxOwner keeps a slot's record within metaSize, JSON's escapes included.
@@ -37,7 +38,8 @@ func (n *Network) Acquire(ctx context.Context, o AcquireOptions) (*Slot, error) 
 	if len(o.Owner) > maxOwner {
 		return nil, sandbox.Invalid.Errorf("network: owner of %d bytes: at most %d", len(o.Owner), maxOwner)
 	}
-	if err := o.Policy.check(); err != nil {
+	p, err := n.Compile(o.Policy)
+	if err != nil {
 		return nil, err
 	}
 	if err := n.enter(); err != nil {
@@ -51,7 +53,7 @@ func (n *Network) Acquire(ctx context.Context, o AcquireOptions) (*Slot, error) 
 	n.mu.Lock()
 	s.Owner = o.Owner
 	n.mu.Unlock()
-	if err := n.setPolicy(s, o.Policy); err != nil {
+	if err := n.setPolicy(s, p); err != nil {
 		n.discard(s)
 		return nil, sandbox.Internal.Errorf("acquire slot: %w", err)
 	}
@@ -122,24 +124,27 @@ func (n *Network) freeNumber() (uint32, bool) {
 
 // setPolicy puts policy p in force for a busy slot: kernel, record and DNS. On
 // error the slot may be in any state that is not more open than before.
-func (n *Network) setPolicy(s *slot, p Policy) error {
+func (n *Network) setPolicy(s *slot, p *policy.Policy) error {
 	n.rules.RLock()
 	defer n.rules.RUnlock()
-	n.dns.set(s.addr, s.dns, None)
-	set := func(p Policy) error {
+	n.dns.drop(s.addr)
+	set := func(p *policy.Policy) error {
 		n.mu.Lock()
-		s.Policy = p
+		s.use(p)
 		n.mu.Unlock()
 		return s.saveMeta()
 	}
 	// The record is never more open than the kernel: a daemon that dies in
 	// between comes back to the narrower of the two.
-	if s.Policy.Mode.opens() {
-		if err := set(Policy{Mode: None}); err != nil {
+	if opens(s.Policy.Mode) {
+		if err := set(n.none); err != nil {
 			return fmt.Errorf("save slot: %w", err)
 		}
 	}
-	if err := n.install(s, p.Mode); err != nil {
+	if err := s.savePolicy(p); err != nil {
+		return fmt.Errorf("save policy: %w", err)
+	}
+	if err := n.install(s, p); err != nil {
 		return fmt.Errorf("install policy: %w", err)
 	}
 	err := set(p)
@@ -149,7 +154,7 @@ func (n *Network) setPolicy(s *slot, p Policy) error {
 	if err != nil {
 		return fmt.Errorf("save slot: %w", err)
 	}
-	n.dns.set(s.addr, s.dns, p.Mode)
+	n.dns.set(s.addr, s.dns, p)
 	return nil
 }
 
@@ -157,12 +162,15 @@ func (n *Network) setPolicy(s *slot, p Policy) error {
 // may be there already and what is removed is added first, so that the outcome
 // does not depend on what was before; only a missing table is an error.
 // It takes no lock that the making or removal of interfaces holds for long.
-func (n *Network) install(s *slot, m Mode) error {
-	changes := []change{{setOpen(), openKey(s)}, {mapPolicy(), policyEntry(s, Public)}, {setGate(), openKey(s)}}
+func (n *Network) install(s *slot, p *policy.Policy) error {
+	if opens(p.Mode) && !p.Simple() {
+		return sandbox.Unsupported.Errorf("policies with rules")
+	}
+	changes := []change{{setOpen(), openKey(s)}, {mapPolicy(), policyEntry(s, chainPublic)}, {setGate(), openKey(s)}}
 	apply := func(changes ...change) error {
 		return n.router.nft(func(c *nftables.Conn) error {
 			for _, e := range changes {
-				if err := e.apply(c, m.opens()); err != nil {
+				if err := e.apply(c, opens(p.Mode)); err != nil {
 					return err
 				}
 			}
@@ -178,7 +186,7 @@ func (n *Network) install(s *slot, m Mode) error {
 	case n.alarm <- struct{}{}:
 	default:
 	}
-	if !m.opens() {
+	if !opens(p.Mode) {
 		for _, e := range changes {
 			_ = apply(e) // the first error is the one to tell
 		}
@@ -206,33 +214,6 @@ func (e change) apply(c *nftables.Conn, present bool) error {
 		elems = elems[k:]
 	}
 	return nil
-}
-
-// SetPolicy replaces the policy of a slot. It is in force for every packet
-// after the return, those of open flows included. When it cannot be installed
-// the slot is closed as far as the kernel allows, and an error returned.
-// Errors: Invalid, NotFound, Conflict (another change of the slot is under way
-// and does not end), Internal.
-func (n *Network) SetPolicy(ctx context.Context, slotID string, p Policy) (Applied, error) {
-	if err := p.check(); err != nil {
-		return Applied{}, err
-	}
-	if err := n.enter(); err != nil {
-		return Applied{}, err
-	}
-	defer n.ops.Done()
-	s, err := n.hold(ctx, slotID)
-	if err != nil {
-		return Applied{}, err
-	}
-	defer n.letGo(s)
-	if err := n.setPolicy(s, p); err != nil {
-		if cerr := n.setPolicy(s, Policy{Mode: None}); cerr != nil {
-			err = errors.Join(err, cerr)
-		}
-		return Applied{}, sandbox.Internal.Errorf("set policy of slot %s: %w", slotID, err)
-	}
-	return n.applied(p), nil
 }
 
 // holdTimeout is long for what holds a slot, which takes milliseconds.

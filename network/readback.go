@@ -33,29 +33,29 @@ func (n *Network) Slot(id string) (*Slot, error) {
 // ReadBack asks the kernel what is in force for a slot, and returns it if it is
 // what was applied. Errors: NotFound, Conflict (a change of the slot does not
 // end), Internal (the kernel has something else, or does not tell).
-func (n *Network) ReadBack(ctx context.Context, id string) (Applied, error) {
+func (n *Network) ReadBack(ctx context.Context, id string) (sandbox.AppliedPolicy, error) {
 	if err := n.enter(); err != nil {
-		return Applied{}, err
+		return sandbox.AppliedPolicy{}, err
 	}
 	defer n.ops.Done()
 	s, err := n.hold(ctx, id)
 	if err != nil {
-		return Applied{}, err
+		return sandbox.AppliedPolicy{}, err
 	}
 	defer n.letGo(s)
 	got, err := n.readSlot(s)
 	if err != nil {
-		return Applied{}, sandbox.Internal.Errorf("read policy of slot %s: %w", id, err)
+		return sandbox.AppliedPolicy{}, sandbox.Internal.Errorf("read policy of slot %s: %w", id, err)
 	}
 	if got != s.Policy.Mode {
-		return Applied{}, sandbox.Internal.Errorf("slot %s: policy is %q in the kernel, not %q", id, got, s.Policy.Mode)
+		return sandbox.AppliedPolicy{}, sandbox.Internal.Errorf("slot %s: policy is %q in the kernel, not %q", id, got, s.Policy.Mode)
 	}
-	return n.applied(s.Policy), nil
+	return applied(s.policy), nil
 }
 
 // readSlot derives a slot's mode from rules and flags alone.
-func (n *Network) readSlot(s *slot) (Mode, error) {
-	mode := None
+func (n *Network) readSlot(s *slot) (sandbox.NetworkMode, error) {
+	mode := sandbox.NetworkNone
 	err := n.router.do(func() error {
 		var open, gate, registered bool
 		err := n.router.withNft(func(c *nftables.Conn) error {
@@ -82,7 +82,7 @@ func (n *Network) readSlot(s *slot) (Mode, error) {
 		if err != nil {
 			return err
 		}
-		if !registered || open != mode.opens() || gate != mode.opens() {
+		if !registered || open != opens(mode) || gate != opens(mode) {
 			return fmt.Errorf("the kernel is of two minds: registered %v, chain %q, open %v, gate %v", registered, mode, open, gate)
 		}
 		return nil
@@ -92,7 +92,7 @@ func (n *Network) readSlot(s *slot) (Mode, error) {
 
 // verdictChain returns the chain of a packed verdict (NFTA_VERDICT_CODE and
 // NFTA_VERDICT_CHAIN of linux/netfilter/nf_tables.h), which must be a goto.
-func verdictChain(b []byte) (Mode, error) {
+func verdictChain(b []byte) (sandbox.NetworkMode, error) {
 	ad, err := mdnetlink.NewAttributeDecoder(b)
 	if err != nil {
 		return "", err
@@ -114,7 +114,7 @@ func verdictChain(b []byte) (Mode, error) {
 	if code != int32(expr.VerdictGoto) {
 		return "", fmt.Errorf("verdict %d is not a goto", code)
 	}
-	return Mode(chain), nil
+	return sandbox.NetworkMode(chain), nil
 }
 
 func contains(c *nftables.Conn, s *nftables.Set, key []byte) (bool, error) {

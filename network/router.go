@@ -248,8 +248,8 @@ func slotKey(s *slot) []nftables.SetElement {
 
 func openKey(s *slot) []nftables.SetElement { return ifElems([]string{s.veth}) }
 
-func policyEntry(s *slot, m Mode) []nftables.SetElement {
-	return []nftables.SetElement{{Key: ifname(s.veth), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: string(m)}}}
+func policyEntry(s *slot, chain string) []nftables.SetElement {
+	return []nftables.SetElement{{Key: ifname(s.veth), VerdictData: &expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}}
 }
 
 // installRouter replaces the router's tables, with the elements of all slots, in
@@ -258,9 +258,9 @@ func (n *Network) installRouter() error {
 	var slots, open, policy []nftables.SetElement
 	for _, s := range n.slots {
 		slots = append(slots, slotKey(s)...)
-		if s.Policy.Mode.opens() {
+		if opens(s.Policy.Mode) {
 			open = append(open, openKey(s)...)
-			policy = append(policy, policyEntry(s, s.Policy.Mode)...)
+			policy = append(policy, policyEntry(s, chainPublic)...)
 		}
 	}
 	dns := n.dnsAddr()
@@ -276,7 +276,7 @@ func (n *Network) installRouter() error {
 
 		refusals := t.set(&nftables.Set{Name: "refusals", KeyType: nftables.TypeIFName, Dynamic: true, Size: 65535, HasTimeout: true, Timeout: time.Minute}, nil)
 
-		ch := t.chains(string(Public), "granted", "admit", "from_outside", "dns", "refuse", "early")
+		ch := t.chains(chainPublic, "granted", "admit", "from_outside", "dns", "refuse", "early")
 		// Who is refused is told so at once, the same for every address, up to
 		// a rate that makes no flood of its own.
 		t.rules(ch["refuse"], []exprs{
@@ -285,7 +285,7 @@ func (n *Network) installRouter() error {
 			exprs{&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH}},
 		})
 		t.rules(ch["early"], append(grantRules(n.opts.Grants, accept()), gotoChain("refuse")))
-		t.rules(ch[string(Public)], []exprs{
+		t.rules(ch[chainPublic], []exprs{
 			rule(daddrIn(deny), drop()),
 			rule(daddrIn(spec), gotoChain("granted")),
 			rule(daddrIn(host), gotoChain("granted")),

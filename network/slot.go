@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"vivarium/network/policy"
 	"vivarium/sandbox"
 )
 
@@ -43,20 +44,21 @@ type Slot struct {
 	// MTU of eth0 in bytes.
 	MTU int
 	// Applied is the policy in force when the slot was handed out.
-	Applied Applied
+	Applied sandbox.AppliedPolicy
 }
 
 // slotMeta is what a slot's directory keeps; the rest is derived from N or read
 // from the kernel. Its presence says that the slot was made completely.
 type slotMeta struct {
-	ID     string `json:"id"`
-	N      uint32 `json:"n"`
-	Owner  string `json:"owner,omitempty"` // empty: in the pool
-	Policy Policy `json:"policy"`
+	ID     string     `json:"id"`
+	N      uint32     `json:"n"`
+	Owner  string     `json:"owner,omitempty"` // empty: in the pool
+	Policy slotPolicy `json:"policy"`
 }
 
 type slot struct {
 	slotMeta
+	policy  *policy.Policy // in force; changed by use
 	dir     string
 	veth    string
 	addr    netip.Addr
@@ -64,6 +66,14 @@ type slot struct {
 	dns     *dnsClient
 	dropped time.Time // when its namespace was let go; used by tend
 	busy    bool      // a policy change or release is under way; guarded by Network.mu
+}
+
+// use makes p the slot's policy in memory. The caller holds Network.mu.
+func (s *slot) use(p *policy.Policy) {
+	s.policy, s.Policy = p, slotPolicy{Mode: p.Mode}
+	if !p.Simple() {
+		s.Policy.Hash = p.Hash
+	}
 }
 
 const (
@@ -85,6 +95,7 @@ func (n *Network) newSlot(m slotMeta) *slot {
 	s := &slot{slotMeta: m, dir: filepath.Join(n.slotsDir(), m.ID), veth: n.vethName(m.N)}
 	s.gw, s.addr = n.addr(firstSlot+2*m.N), n.addr(firstSlot+2*m.N+1)
 	s.dns = newDNSClient(n.opts.DNSRate)
+	s.use(n.none)
 	return s
 }
 
@@ -100,7 +111,7 @@ func (s *slot) netns() string { return filepath.Join(s.dir, netnsFile) }
 func (n *Network) export(s *slot) *Slot {
 	in, _ := s.macs()
 	return &Slot{ID: s.ID, NetnsPath: s.netns(), Addr: s.addr, Bits: 31, Gateway: s.gw, DNS: n.dnsAddr(),
-		MAC: in, HostVeth: s.veth, MTU: n.mtu, Applied: n.applied(s.Policy)}
+		MAC: in, HostVeth: s.veth, MTU: n.mtu, Applied: applied(s.policy)}
 }
 
 // metaSize is the length of a slot's record on disk, padded with spaces.
@@ -130,7 +141,7 @@ func (s *slot) saveMeta() error {
 func (n *Network) makeSlot(i uint32) (_ *slot, err error) {
 	var r [4]byte
 	rand.Read(r[:])
-	s := n.newSlot(slotMeta{ID: fmt.Sprintf("s%d-%s", i, hex.EncodeToString(r[:])), N: i, Policy: Policy{Mode: None}})
+	s := n.newSlot(slotMeta{ID: fmt.Sprintf("s%d-%s", i, hex.EncodeToString(r[:])), N: i})
 	if err := os.Mkdir(s.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make slot directory: %w", err)
 	}
@@ -230,7 +241,7 @@ func (n *Network) closeSlots(ss ...*slot) error {
 	for _, s := range ss {
 		slots = append(slots, slotKey(s)...)
 		open = append(open, openKey(s)...)
-		policy = append(policy, policyEntry(s, Public)...)
+		policy = append(policy, policyEntry(s, chainPublic)...)
 	}
 	return n.router.nft(func(c *nftables.Conn) error {
 		for _, e := range []change{{setSlots(), slots}, {setOpen(), open}, {mapPolicy(), policy}, {setGate(), open}} {
@@ -290,8 +301,10 @@ func dropSlotDir(dir string) error {
 	if err := dropNetns(filepath.Join(dir, netnsFile)); err != nil {
 		return err
 	}
-	if err := os.Remove(filepath.Join(dir, metaFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+	for _, f := range []string{metaFile, policyFile, policyFile + ".tmp"} {
+		if err := os.Remove(filepath.Join(dir, f)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
 	}
 	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -362,7 +375,7 @@ func (n *Network) loadSlot(dir, name string) *slot {
 		return nil
 	}
 	var m slotMeta
-	if json.Unmarshal(b, &m) != nil || m.ID != name || m.N >= n.maxSlots() || n.used[m.N] || m.Policy.check() != nil {
+	if json.Unmarshal(b, &m) != nil || m.ID != name || m.N >= n.maxSlots() || n.used[m.N] {
 		return nil
 	}
 	ns, err := nsFile(filepath.Join(dir, netnsFile))
@@ -370,5 +383,7 @@ func (n *Network) loadSlot(dir, name string) *slot {
 		return nil
 	}
 	ns.Close()
-	return n.newSlot(m)
+	s := n.newSlot(m)
+	s.use(n.loadPolicy(s, m.Policy))
+	return s
 }

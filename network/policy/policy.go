@@ -16,23 +16,6 @@ import (
 	"vivarium/sandbox"
 )
 
-// Grant opens a special-purpose range.
-type Grant struct {
-	Prefix netip.Prefix
-	Ports  []uint16 // TCP and UDP; empty means every port, and ICMP echo
-}
-
-// opens says whether the grant covers a flow's address, protocol and port.
-func (g Grant) opens(f Flow) bool {
-	if !g.Prefix.Contains(f.Addr) {
-		return false
-	}
-	if len(g.Ports) == 0 {
-		return true
-	}
-	return (f.Protocol == sandbox.ProtocolTCP || f.Protocol == sandbox.ProtocolUDP) && slices.Contains(g.Ports, f.Port)
-}
-
 // Node is what the operator's configuration says. It is the same for all
 // sandboxes of a node.
 type Node struct {
