@@ -42,7 +42,7 @@ func firstToken(ctx context.Context, file string, tokens *server.Tokens) error {
 			return sandbox.Internal.Errorf("write first token: %w", err)
 		}
 	}
-	return tokens.Adopt(ctx, server.Token{Tenant: DefaultTenant, Name: "first", Admin: true}, secret)
+	return tokens.Adopt(ctx, sandbox.Token{Tenant: DefaultTenant, Name: "first", Admin: true}, secret)
 }
 
 // writeSecret writes a file durably and as a whole.

@@ -17,29 +17,15 @@ import (
 // find ours.
 const TokenPrefix = "viv_"
 
-// TokenHash is the SHA-256 of a secret. The secret itself is stored nowhere.
-// It is 32 random bytes, so that a hash without salt and stretching is enough.
-type TokenHash [sha256.Size]byte
-
-// Token is what a secret stands for.
-type Token struct {
-	ID       string // tk-ULID
-	Tenant   string
-	Name     string
-	Admin    bool // may manage tokens and the node
-	Created  time.Time
-	LastUsed time.Time
-}
-
 // TokenStore keeps tokens. It must be safe for concurrent use.
 type TokenStore interface {
 	// LookupToken finds a token by the hash of its secret and returns the hash
 	// that is stored with it; NotFound if there is none.
-	LookupToken(ctx context.Context, hash TokenHash) (Token, TokenHash, error)
+	LookupToken(ctx context.Context, hash sandbox.TokenHash) (sandbox.Token, sandbox.TokenHash, error)
 	// CreateToken keeps a new token; Exists if its id is taken.
-	CreateToken(ctx context.Context, t Token, hash TokenHash) error
+	CreateToken(ctx context.Context, t sandbox.Token, hash sandbox.TokenHash) error
 	// ListTokens returns all tokens of all tenants.
-	ListTokens(ctx context.Context) ([]Token, error)
+	ListTokens(ctx context.Context) ([]sandbox.Token, error)
 	// RevokeToken makes a token invalid; NotFound if there is none.
 	RevokeToken(ctx context.Context, id string) error
 	// TouchToken notes when a token was last used. It may be lossy.
@@ -47,7 +33,7 @@ type TokenStore interface {
 }
 
 // NewSecret makes the secret of a token and its hash.
-func NewSecret() (string, TokenHash) {
+func NewSecret() (string, sandbox.TokenHash) {
 	var b [32]byte
 	rand.Read(b[:]) // never fails: see its documentation
 	s := TokenPrefix + base64.RawURLEncoding.EncodeToString(b[:])
@@ -55,7 +41,7 @@ func NewSecret() (string, TokenHash) {
 }
 
 // HashSecret returns what a secret is looked up by.
-func HashSecret(secret string) TokenHash { return sha256.Sum256([]byte(secret)) }
+func HashSecret(secret string) sandbox.TokenHash { return sha256.Sum256([]byte(secret)) }
 
 // Bounds of the cache of tokens.
 const (
@@ -74,7 +60,7 @@ type Tokens struct {
 	revoking sync.Mutex // taken before mu
 
 	mu      sync.Mutex
-	cache   map[TokenHash]cached
+	cache   map[sandbox.TokenHash]cached
 	revoked int                           // how many were; guarded by mu
 	calls   map[string]map[*call]struct{} // in progress, by the token's id; guarded by mu
 }
@@ -83,20 +69,20 @@ type Tokens struct {
 type call struct{ cancel context.CancelCauseFunc }
 
 type cached struct {
-	token  Token
+	token  sandbox.Token
 	until  time.Time
 	noted  time.Time // when TouchToken was last called
-	stored TokenHash
+	stored sandbox.TokenHash
 }
 
 // NewTokens returns a Tokens over a store.
 func NewTokens(store TokenStore) *Tokens {
-	return &Tokens{store: store, now: time.Now, cache: map[TokenHash]cached{}, calls: map[string]map[*call]struct{}{}}
+	return &Tokens{store: store, now: time.Now, cache: map[sandbox.TokenHash]cached{}, calls: map[string]map[*call]struct{}{}}
 }
 
 // Authenticate finds the token of an Authorization header: Denied if there is
 // none that is valid.
-func (t *Tokens) Authenticate(ctx context.Context, header string) (Token, error) {
+func (t *Tokens) Authenticate(ctx context.Context, header string) (sandbox.Token, error) {
 	tok, _, err := t.authenticate(ctx, header)
 	return tok, err
 }
@@ -104,11 +90,11 @@ func (t *Tokens) Authenticate(ctx context.Context, header string) (Token, error)
 // Begin is Authenticate for a call that may last: the context that it returns
 // ends with Denied as its cause when the token is revoked. The caller calls end
 // when the call is over.
-func (t *Tokens) Begin(ctx context.Context, header string) (_ context.Context, _ Token, end func(), err error) {
+func (t *Tokens) Begin(ctx context.Context, header string) (_ context.Context, _ sandbox.Token, end func(), err error) {
 	for {
 		tok, seen, err := t.authenticate(ctx, header)
 		if err != nil {
-			return nil, Token{}, nil, err
+			return nil, sandbox.Token{}, nil, err
 		}
 		t.mu.Lock()
 		if t.revoked != seen { // it may have been this one
@@ -135,11 +121,11 @@ func (t *Tokens) Begin(ctx context.Context, header string) (_ context.Context, _
 }
 
 // authenticate also returns how many tokens had been revoked when it began.
-func (t *Tokens) authenticate(ctx context.Context, header string) (Token, int, error) {
+func (t *Tokens) authenticate(ctx context.Context, header string) (sandbox.Token, int, error) {
 	scheme, secret, ok := strings.Cut(header, " ")
 	secret = strings.TrimSpace(secret)
 	if !ok || !strings.EqualFold(scheme, "Bearer") || len(secret) > maxSecret || !strings.HasPrefix(secret, TokenPrefix) {
-		return Token{}, 0, sandbox.Denied.Errorf("no valid token")
+		return sandbox.Token{}, 0, sandbox.Denied.Errorf("no valid token")
 	}
 	hash := HashSecret(secret)
 	now := t.now()
@@ -150,10 +136,10 @@ func (t *Tokens) authenticate(ctx context.Context, header string) (Token, int, e
 	if !ok || now.After(c.until) {
 		tok, stored, err := t.store.LookupToken(ctx, hash)
 		if sandbox.KindOf(err) == sandbox.NotFound {
-			return Token{}, 0, sandbox.Denied.Errorf("no valid token")
+			return sandbox.Token{}, 0, sandbox.Denied.Errorf("no valid token")
 		}
 		if err != nil {
-			return Token{}, 0, err
+			return sandbox.Token{}, 0, err
 		}
 		c = cached{token: tok, until: now.Add(cacheFor), stored: stored, noted: c.noted}
 	}
@@ -161,7 +147,7 @@ func (t *Tokens) authenticate(ctx context.Context, header string) (Token, int, e
 	// how long a lookup takes tells nothing of use; this makes it independent of
 	// how the store compares.
 	if subtle.ConstantTimeCompare(hash[:], c.stored[:]) != 1 {
-		return Token{}, 0, sandbox.Denied.Errorf("no valid token")
+		return sandbox.Token{}, 0, sandbox.Denied.Errorf("no valid token")
 	}
 	if now.Sub(c.noted) > touchEvery {
 		c.noted = now
@@ -185,17 +171,17 @@ func ValidSecret(s string) bool {
 }
 
 // Create makes a token and returns its secret, which is shown this once.
-func (t *Tokens) Create(ctx context.Context, tok Token) (Token, string, error) {
+func (t *Tokens) Create(ctx context.Context, tok sandbox.Token) (sandbox.Token, string, error) {
 	secret, hash := NewSecret()
 	tok, err := t.create(ctx, tok, hash)
 	if err != nil {
-		return Token{}, "", err
+		return sandbox.Token{}, "", err
 	}
 	return tok, secret, nil
 }
 
 // Adopt makes a token of a secret that exists already.
-func (t *Tokens) Adopt(ctx context.Context, tok Token, secret string) error {
+func (t *Tokens) Adopt(ctx context.Context, tok sandbox.Token, secret string) error {
 	if !ValidSecret(secret) {
 		return sandbox.Invalid.Errorf("the secret has not the form of one")
 	}
@@ -203,12 +189,12 @@ func (t *Tokens) Adopt(ctx context.Context, tok Token, secret string) error {
 	return err
 }
 
-func (t *Tokens) create(ctx context.Context, tok Token, hash TokenHash) (Token, error) {
+func (t *Tokens) create(ctx context.Context, tok sandbox.Token, hash sandbox.TokenHash) (sandbox.Token, error) {
 	if err := checkTenant(tok.Tenant); err != nil {
-		return Token{}, err
+		return sandbox.Token{}, err
 	}
 	if len(tok.Name) > 128 {
-		return Token{}, sandbox.Invalid.Errorf("the name of a token is at most 128 bytes long")
+		return sandbox.Token{}, sandbox.Invalid.Errorf("the name of a token is at most 128 bytes long")
 	}
 	tok.ID = newID("tk-")
 	tok.Created = t.now()
@@ -216,7 +202,7 @@ func (t *Tokens) create(ctx context.Context, tok Token, hash TokenHash) (Token, 
 }
 
 // List returns every token; never a secret.
-func (t *Tokens) List(ctx context.Context) ([]Token, error) { return t.store.ListTokens(ctx) }
+func (t *Tokens) List(ctx context.Context) ([]sandbox.Token, error) { return t.store.ListTokens(ctx) }
 
 // Revoke makes a token invalid at once, and ends the calls that were begun with
 // it. Conflict for the last one with admin rights: without any, the next start

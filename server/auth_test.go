@@ -12,13 +12,13 @@ import (
 )
 
 type memStore struct {
-	byHash  map[TokenHash]Token
+	byHash  map[sandbox.TokenHash]sandbox.Token
 	lookups int
 	touched int
 	found   func() // called with what was found in hand; may be nil
 }
 
-func (s *memStore) LookupToken(_ context.Context, h TokenHash) (Token, TokenHash, error) {
+func (s *memStore) LookupToken(_ context.Context, h sandbox.TokenHash) (sandbox.Token, sandbox.TokenHash, error) {
 	s.lookups++
 	if t, ok := s.byHash[h]; ok {
 		if s.found != nil {
@@ -26,14 +26,14 @@ func (s *memStore) LookupToken(_ context.Context, h TokenHash) (Token, TokenHash
 		}
 		return t, h, nil
 	}
-	return Token{}, h, sandbox.NotFound.Errorf("none")
+	return sandbox.Token{}, h, sandbox.NotFound.Errorf("none")
 }
 
-func (s *memStore) CreateToken(_ context.Context, t Token, h TokenHash) error {
+func (s *memStore) CreateToken(_ context.Context, t sandbox.Token, h sandbox.TokenHash) error {
 	s.byHash[h] = t
 	return nil
 }
-func (s *memStore) ListTokens(context.Context) ([]Token, error) {
+func (s *memStore) ListTokens(context.Context) ([]sandbox.Token, error) {
 	return slices.Collect(maps.Values(s.byHash)), nil
 }
 
@@ -53,11 +53,11 @@ func (s *memStore) TouchToken(context.Context, string, time.Time) error {
 
 func TestTokens(t *testing.T) {
 	t.Parallel()
-	store := &memStore{byHash: map[TokenHash]Token{}}
+	store := &memStore{byHash: map[sandbox.TokenHash]sandbox.Token{}}
 	tokens := NewTokens(store)
 	now := time.Now()
 	tokens.now = func() time.Time { return now }
-	tok, secret, err := tokens.Create(t.Context(), Token{Tenant: "acme", Name: "ci"})
+	tok, secret, err := tokens.Create(t.Context(), sandbox.Token{Tenant: "acme", Name: "ci"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,9 +95,9 @@ func TestTokens(t *testing.T) {
 // keeps it in the cache.
 func TestRevokeMeanwhile(t *testing.T) {
 	t.Parallel()
-	store := &memStore{byHash: map[TokenHash]Token{}}
+	store := &memStore{byHash: map[sandbox.TokenHash]sandbox.Token{}}
 	tokens := NewTokens(store)
-	tok, secret, err := tokens.Create(t.Context(), Token{Tenant: "acme"})
+	tok, secret, err := tokens.Create(t.Context(), sandbox.Token{Tenant: "acme"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,12 +118,12 @@ func TestRevokeMeanwhile(t *testing.T) {
 // What was begun with a token ends with it, and nothing else does.
 func TestRevokeEndsCalls(t *testing.T) {
 	t.Parallel()
-	tokens := NewTokens(&memStore{byHash: map[TokenHash]Token{}})
-	tok, secret, err := tokens.Create(t.Context(), Token{Tenant: "acme"})
+	tokens := NewTokens(&memStore{byHash: map[sandbox.TokenHash]sandbox.Token{}})
+	tok, secret, err := tokens.Create(t.Context(), sandbox.Token{Tenant: "acme"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, other, err := tokens.Create(t.Context(), Token{Tenant: "acme"})
+	_, other, err := tokens.Create(t.Context(), sandbox.Token{Tenant: "acme"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,12 +161,12 @@ func TestRevokeEndsCalls(t *testing.T) {
 // secret in the file of the first, which may be what was revoked.
 func TestRevokeLastAdmin(t *testing.T) {
 	t.Parallel()
-	tokens := NewTokens(&memStore{byHash: map[TokenHash]Token{}})
-	first, secret, err := tokens.Create(t.Context(), Token{Tenant: "default", Admin: true})
+	tokens := NewTokens(&memStore{byHash: map[sandbox.TokenHash]sandbox.Token{}})
+	first, secret, err := tokens.Create(t.Context(), sandbox.Token{Tenant: "default", Admin: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := tokens.Create(t.Context(), Token{Tenant: "a"}); err != nil {
+	if _, _, err := tokens.Create(t.Context(), sandbox.Token{Tenant: "a"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := tokens.Revoke(t.Context(), first.ID); !errors.Is(err, sandbox.Conflict) || sandbox.HintOf(err) == "" {
@@ -175,7 +175,7 @@ func TestRevokeLastAdmin(t *testing.T) {
 	if _, err := tokens.Authenticate(t.Context(), "Bearer "+secret); err != nil {
 		t.Error(err)
 	}
-	if _, _, err := tokens.Create(t.Context(), Token{Tenant: "default", Admin: true}); err != nil {
+	if _, _, err := tokens.Create(t.Context(), sandbox.Token{Tenant: "default", Admin: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := tokens.Revoke(t.Context(), first.ID); err != nil {
@@ -186,9 +186,9 @@ func TestRevokeLastAdmin(t *testing.T) {
 // E2: a tenant's name is safe in a path, a log line and a metric.
 func TestTenantNames(t *testing.T) {
 	t.Parallel()
-	tokens := NewTokens(&memStore{byHash: map[TokenHash]Token{}})
+	tokens := NewTokens(&memStore{byHash: map[sandbox.TokenHash]sandbox.Token{}})
 	for _, name := range []string{"", "..", "a/b", "A", "a\n", "-a", string(make([]byte, 64)), "a b"} {
-		if _, _, err := tokens.Create(t.Context(), Token{Tenant: name}); !errors.Is(err, sandbox.Invalid) {
+		if _, _, err := tokens.Create(t.Context(), sandbox.Token{Tenant: name}); !errors.Is(err, sandbox.Invalid) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}

@@ -35,7 +35,7 @@ func checkTenant(s string) error {
 // Call is what is known of the call that is being served.
 type Call struct {
 	ID    string // for the log
-	Token Token
+	Token sandbox.Token
 }
 
 type callKey struct{}

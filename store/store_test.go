@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"vivarium/sandbox"
-	"vivarium/server"
 )
 
 func open(t *testing.T, dir string) *Store {
@@ -413,11 +412,11 @@ func TestBackup(t *testing.T) {
 func TestTokens(t *testing.T) {
 	t.Parallel()
 	s := open(t, t.TempDir())
-	h := server.TokenHash{1}
-	if err := s.CreateToken(t.Context(), server.Token{ID: "t1", Tenant: "a", Created: time.Now()}, h); err != nil {
+	h := sandbox.TokenHash{1}
+	if err := s.CreateToken(t.Context(), sandbox.Token{ID: "t1", Tenant: "a", Created: time.Now()}, h); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.CreateToken(t.Context(), server.Token{ID: "t2", Tenant: "b"}, h); !errors.Is(err, sandbox.Exists) {
+	if err := s.CreateToken(t.Context(), sandbox.Token{ID: "t2", Tenant: "b"}, h); !errors.Is(err, sandbox.Exists) {
 		t.Errorf("the same secret: %v", err)
 	}
 	if tok, _, err := s.LookupToken(t.Context(), h); err != nil || tok.Tenant != "a" {

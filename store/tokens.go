@@ -6,18 +6,15 @@ import (
 	"time"
 
 	"vivarium/sandbox"
-	"vivarium/server"
 )
-
-var _ server.TokenStore = (*Store)(nil)
 
 const tokenColumns = "SELECT id, tenant, name, admin, created, last_used, hash FROM tokens"
 
-func scanToken(row interface{ Scan(...any) error }) (server.Token, server.TokenHash, error) {
-	var t server.Token
+func scanToken(row interface{ Scan(...any) error }) (sandbox.Token, sandbox.TokenHash, error) {
+	var t sandbox.Token
 	var created, used int64
 	var raw []byte
-	var hash server.TokenHash
+	var hash sandbox.TokenHash
 	if err := row.Scan(&t.ID, &t.Tenant, &t.Name, &t.Admin, &created, &used, &raw); err != nil {
 		return t, hash, kinded("read token", err)
 	}
@@ -30,12 +27,12 @@ func scanToken(row interface{ Scan(...any) error }) (server.Token, server.TokenH
 }
 
 // LookupToken implements server.TokenStore.
-func (s *Store) LookupToken(ctx context.Context, hash server.TokenHash) (server.Token, server.TokenHash, error) {
+func (s *Store) LookupToken(ctx context.Context, hash sandbox.TokenHash) (sandbox.Token, sandbox.TokenHash, error) {
 	return scanToken(s.read.QueryRowContext(ctx, tokenColumns+" WHERE hash = ?", hash[:]))
 }
 
 // CreateToken implements server.TokenStore.
-func (s *Store) CreateToken(_ context.Context, t server.Token, hash server.TokenHash) error {
+func (s *Store) CreateToken(_ context.Context, t sandbox.Token, hash sandbox.TokenHash) error {
 	return s.submit(func(tx *sql.Tx) error {
 		_, err := tx.Exec("INSERT INTO tokens (id, tenant, name, admin, hash, created, last_used) VALUES (?,?,?,?,?,?,?)",
 			t.ID, t.Tenant, t.Name, t.Admin, hash[:], unix(t.Created), unix(t.LastUsed))
@@ -44,13 +41,13 @@ func (s *Store) CreateToken(_ context.Context, t server.Token, hash server.Token
 }
 
 // ListTokens implements server.TokenStore.
-func (s *Store) ListTokens(ctx context.Context) ([]server.Token, error) {
+func (s *Store) ListTokens(ctx context.Context) ([]sandbox.Token, error) {
 	rows, err := s.read.QueryContext(ctx, tokenColumns+" ORDER BY id")
 	if err != nil {
 		return nil, kinded("list tokens", err)
 	}
 	defer rows.Close()
-	var all []server.Token
+	var all []sandbox.Token
 	for rows.Next() {
 		t, _, err := scanToken(rows)
 		if err != nil {

@@ -34,7 +34,7 @@ func (d *daemon) Info(ctx context.Context, _ *connect.Request[v1.InfoRequest]) (
 	return answer(m), nil
 }
 
-func tokenTo(t server.Token) *v1.Token {
+func tokenTo(t sandbox.Token) *v1.Token {
 	return &v1.Token{Id: t.ID, Tenant: t.Tenant, Name: t.Name, Admin: t.Admin, Created: stamp(t.Created), LastUsed: stamp(t.LastUsed)}
 }
 
@@ -49,7 +49,7 @@ func (d *daemon) CreateToken(ctx context.Context, req *connect.Request[v1.Create
 	if !printable(req.Msg.Name) {
 		return nil, sandbox.Invalid.Errorf("the name of the token is not printable")
 	}
-	t, secret, err := d.tokens.Create(ctx, server.Token{Tenant: tenant, Name: req.Msg.Name, Admin: req.Msg.Admin})
+	t, secret, err := d.tokens.Create(ctx, sandbox.Token{Tenant: tenant, Name: req.Msg.Name, Admin: req.Msg.Admin})
 	if err != nil {
 		return nil, err
 	}

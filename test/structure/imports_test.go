@@ -31,8 +31,7 @@ type rule struct {
 var rules = []rule{
 	{"sandbox", nil,
 		"the domain: everybody speaks its words, so it can depend on nobody"},
-	{"store", []string{"sandbox", "server"},
-		"it keeps the engine's records and the front door's tokens, and decides nothing"},
+	{"store", []string{"sandbox"}, "it keeps records and tokens, and decides nothing"},
 	{"spool", []string{"sandbox"}, "files of bytes"},
 	{"cgroup", []string{"sandbox"}, "the host's own words"},
 	{"network", []string{"sandbox"}, "it knows slots and policies, not who has them"},
@@ -62,7 +61,7 @@ var rules = []rule{
 	{"bench", []string{"sandbox", "api/...", "client"}, "a benchmark talks to a daemon as any client does"},
 	{"bench/...", []string{"sandbox", "api/...", "client", "bench"}, "as bench"},
 	{"cli", []string{"sandbox", "api/...", "client", "config", "bench", "doctor", "network", "cli/tree"},
-		"verbs are clients; what runs in this process (serve, doctor) comes through Hooks"},
+		"verbs are clients; what serve runs in this process comes through Hooks"},
 	{"cli/tree", []string{"sandbox"}, "writes what a sandbox sends to this disk, and nothing else"},
 	{"daemon", []string{"sandbox", "assets", "cgroup", "config", "engine", "image", "network", "runtime/...", "server/...", "store", "version"},
 		"it puts the parts together; nothing but a main imports it"},

@@ -79,7 +79,7 @@ func Serve(t testing.TB) *Node {
 // Token makes a token for a tenant and returns its secret.
 func (n *Node) Token(t testing.TB, tenant string, admin bool) string {
 	t.Helper()
-	_, secret, err := n.Tokens.Create(context.Background(), server.Token{Tenant: tenant, Admin: admin})
+	_, secret, err := n.Tokens.Create(context.Background(), sandbox.Token{Tenant: tenant, Admin: admin})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,40 +12,40 @@ import (
 // Tokens is a server.TokenStore in memory.
 type Tokens struct {
 	mu      sync.Mutex
-	byHash  map[server.TokenHash]server.Token
+	byHash  map[sandbox.TokenHash]sandbox.Token
 	Lookups int
 }
 
 var _ server.TokenStore = (*Tokens)(nil)
 
 // LookupToken implements server.TokenStore.
-func (s *Tokens) LookupToken(_ context.Context, h server.TokenHash) (server.Token, server.TokenHash, error) {
+func (s *Tokens) LookupToken(_ context.Context, h sandbox.TokenHash) (sandbox.Token, sandbox.TokenHash, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.Lookups++
 	t, ok := s.byHash[h]
 	if !ok {
-		return server.Token{}, h, sandbox.NotFound.Errorf("no such token")
+		return sandbox.Token{}, h, sandbox.NotFound.Errorf("no such token")
 	}
 	return t, h, nil
 }
 
 // CreateToken implements server.TokenStore.
-func (s *Tokens) CreateToken(_ context.Context, t server.Token, h server.TokenHash) error {
+func (s *Tokens) CreateToken(_ context.Context, t sandbox.Token, h sandbox.TokenHash) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byHash == nil {
-		s.byHash = map[server.TokenHash]server.Token{}
+		s.byHash = map[sandbox.TokenHash]sandbox.Token{}
 	}
 	s.byHash[h] = t
 	return nil
 }
 
 // ListTokens implements server.TokenStore.
-func (s *Tokens) ListTokens(context.Context) ([]server.Token, error) {
+func (s *Tokens) ListTokens(context.Context) ([]sandbox.Token, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out []server.Token
+	var out []sandbox.Token
 	for _, t := range s.byHash {
 		out = append(out, t)
 	}
