@@ -121,12 +121,14 @@ func (s *Store) list(ctx context.Context, query string, args ...any) ([]sandbox.
 	return all, kinded("list sandboxes", rows.Err())
 }
 
-// Forget deletes a sandbox with its execs and idempotency keys.
+// Forget deletes a sandbox with its execs, idempotency keys and secrets' state.
 func (s *Store) Forget(tenant, id string) *Pending {
 	return s.submit(func(tx *sql.Tx) error {
 		for _, q := range []string{
 			"DELETE FROM execs WHERE tenant = ? AND sandbox = ?",
 			"DELETE FROM idempotency WHERE tenant = ? AND sandbox = ?",
+			"DELETE FROM secret_bindings WHERE tenant = ? AND sandbox = ?",
+			"DELETE FROM flows WHERE tenant = ? AND sandbox = ?",
 			"DELETE FROM sandboxes WHERE tenant = ? AND id = ?",
 		} {
 			if _, err := tx.Exec(q, tenant, id); err != nil {

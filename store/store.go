@@ -1,8 +1,8 @@
 // Package store keeps the node's truth in SQLite: sandboxes, execs, events,
-// idempotency keys and tokens. One goroutine writes; what arrives while a
-// transaction is being made durable goes into the next one together (group
-// commit), so that many creates share one fsync. WAL, synchronous=FULL: what
-// Commit reported is there after a power cut.
+// idempotency keys, tokens and secrets, which come encrypted. One goroutine
+// writes; what arrives while a transaction is being made durable goes into the
+// next one together (group commit), so that many creates share one fsync. WAL,
+// synchronous=FULL: what Commit reported is there after a power cut.
 //
 // Every row carries its tenant in its key.
 package store
@@ -46,6 +46,17 @@ var schema = []string{
 		id TEXT PRIMARY KEY, tenant TEXT NOT NULL, name TEXT NOT NULL, admin INTEGER NOT NULL,
 		hash BLOB NOT NULL UNIQUE, created INTEGER NOT NULL, last_used INTEGER NOT NULL);
 	CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);`,
+	`CREATE TABLE flows (
+		tenant TEXT NOT NULL, sandbox TEXT NOT NULL, key TEXT NOT NULL, seq INTEGER NOT NULL, record TEXT NOT NULL,
+		PRIMARY KEY (tenant, sandbox, key)) WITHOUT ROWID;
+	CREATE INDEX flow_seq ON flows (tenant, sandbox, seq);`,
+	// record is what anybody may know of a secret; sealed and state are encrypted
+	`CREATE TABLE secrets (
+		tenant TEXT NOT NULL, name TEXT NOT NULL, version INTEGER NOT NULL, record BLOB NOT NULL, sealed BLOB NOT NULL,
+		PRIMARY KEY (tenant, name));
+	CREATE TABLE secret_bindings (
+		tenant TEXT NOT NULL, sandbox TEXT NOT NULL, state BLOB NOT NULL,
+		PRIMARY KEY (tenant, sandbox));`,
 }
 
 // Store is the open database.
