@@ -53,7 +53,8 @@ func as(id int, fn func() error) error {
 		}
 	}()
 	if err := setReal(id); err != nil {
-		return sandbox.Exhausted.Errorf("become user %d: %w", id, err)
+		// EINVAL in a container that has no such user; viv doctor says so
+		return sandbox.Internal.Errorf("become user %d, of uids in the configuration: %w", id, err)
 	}
 	if uid, gid := os.Getuid(), os.Getgid(); uid != id || gid != id || os.Geteuid() != 0 {
 		return sandbox.Internal.Errorf("become user %d: am %d:%d, effectively %d", id, uid, gid, os.Geteuid())
