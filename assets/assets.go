@@ -1,5 +1,5 @@
-// Package assets holds the programs that viv carries inside: the sentry, which
-// gVisor executes, and the guest, which runs in every sandbox. They are
+// Package assets holds the programs that viv carries inside: the sentry, what
+// starts it, and the guest, which runs in every sandbox. They are
 // extracted once per version and kept as long as anything of that version
 // lives.
 package assets
@@ -32,6 +32,7 @@ const maxProgram = 256 << 20
 // Paths are the extracted files.
 type Paths struct {
 	Sentry     string // executable by everyone: the sentry's user starts it
+	Start      string // viv-start, likewise
 	GuestImage string // EROFS with /viv-guest
 	PauseImage string // EROFS with /pause
 }
@@ -42,6 +43,10 @@ func Install(dir string) (Paths, error) {
 		return Paths{}, sandbox.Internal.Errorf("make program directory: %w", err)
 	}
 	sentry, err := program("viv-sentry")
+	if err != nil {
+		return Paths{}, err
+	}
+	start, err := program("viv-start")
 	if err != nil {
 		return Paths{}, err
 	}
@@ -56,6 +61,12 @@ func Install(dir string) (Paths, error) {
 	var p Paths
 	if p.Sentry, err = install(dir, "viv-sentry", "", 0o755, sentry, func(f *os.File) error {
 		_, err := f.Write(sentry)
+		return err
+	}); err != nil {
+		return Paths{}, err
+	}
+	if p.Start, err = install(dir, "viv-start", "", 0o755, start, func(f *os.File) error {
+		_, err := f.Write(start)
 		return err
 	}); err != nil {
 		return Paths{}, err
@@ -149,12 +160,12 @@ func Prune(dir string, current Paths, keep func(path string) bool) error {
 	}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		if path == current.Sentry || path == current.GuestImage || path == current.PauseImage || keep(path) {
+		if path == current.Sentry || path == current.Start || path == current.GuestImage || path == current.PauseImage || keep(path) {
 			continue
 		}
 		// a running sandbox holds its guest image open; only the sentry's path is
 		// needed again
-		if strings.HasPrefix(e.Name(), "viv-sentry-") || strings.HasPrefix(e.Name(), ".new-") || strings.HasSuffix(e.Name(), ".erofs") {
+		if strings.HasPrefix(e.Name(), "viv-sentry-") || strings.HasPrefix(e.Name(), "viv-start-") || strings.HasPrefix(e.Name(), ".new-") || strings.HasSuffix(e.Name(), ".erofs") {
 			if err := os.Remove(path); err != nil {
 				return sandbox.Internal.Errorf("remove old program: %w", err)
 			}

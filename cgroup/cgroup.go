@@ -58,9 +58,8 @@ type hierarchy interface {
 	// everything in the group by itself.
 	oom(path string) (*os.File, error)
 	// spawn runs fn, which starts a process and returns its pid, so that the
-	// process is in the group when spawn returns. dir is the group's directory
-	// for CLONE_INTO_CGROUP, nil where the hierarchy has no such thing.
-	spawn(path string, fn func(dir *os.File) (int, error)) error
+	// process is in the group when spawn returns.
+	spawn(path string, fn func(Entry) (int, error)) error
 }
 
 // Mode names the kind of hierarchy that this host has: v1, hybrid, v2, or none.
@@ -197,11 +196,17 @@ func (g *Group) Update(l Limits) error {
 	return nil
 }
 
-// Spawn runs fn, which starts a process and returns its pid. With cgroup v2 it
-// is born in the group: dir is for SysProcAttr.CgroupFD. With v1 dir is nil, and
-// it is moved there, with its descendants, after fn. On error the process may be
-// running outside: the caller kills it.
-func (g *Group) Spawn(fn func(dir *os.File) (pid int, err error)) error { return g.h.spawn(g.path, fn) }
+// Entry is how a new process comes to be in a group from its beginning, so that
+// all of its memory is charged there.
+type Entry struct {
+	Dir   *os.File   // for SysProcAttr.CgroupFD; nil without cgroup v2
+	Tasks []*os.File // the process writes "0" to each before it executes its program; empty with cgroup v2
+}
+
+// Spawn runs fn, which starts a process and returns its pid. With cgroup v1, one
+// that did not enter by Entry.Tasks is moved, with its descendants, after fn. On
+// error the process may be running outside: the caller kills it.
+func (g *Group) Spawn(fn func(Entry) (pid int, err error)) error { return g.h.spawn(g.path, fn) }
 
 // WatchOOM calls fn once when a process of the group was killed because the
 // group ran out of memory; the kernel kills one, and leaves the others to

@@ -35,10 +35,10 @@ func parent(t *testing.T) *Parent {
 func start(t *testing.T, g *Group, argv ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(argv[0], argv[1:]...)
-	err := g.Spawn(func(dir *os.File) (int, error) {
+	err := g.Spawn(func(e Entry) (int, error) {
 		cmd.SysProcAttr = &unix.SysProcAttr{}
-		if dir != nil {
-			cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(dir.Fd())
+		if e.Dir != nil {
+			cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(e.Dir.Fd())
 		}
 		if err := cmd.Start(); err != nil {
 			return 0, err
@@ -93,6 +93,55 @@ func TestSpawn(t *testing.T) {
 	}
 	if _, err := p.Load("a"); !errors.Is(err, sandbox.NotFound) {
 		t.Errorf("load after remove: %v", err)
+	}
+}
+
+// A process that writes to the tasks files is in the group before it executes
+// anything, and stays there.
+func TestSpawnByTasks(t *testing.T) {
+	t.Parallel()
+	p := parent(t)
+	g, err := p.New("a", Limits{MemoryLimit: 64 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Spawn(func(e Entry) (int, error) {
+		if e.Dir != nil {
+			t.Skip("cgroup v2 has no need of it")
+		}
+		cmd := exec.Command("sh", "-c", `for n in "$@"; do eval "echo 0 >&$n"; done; sleep 60 & echo; exec sleep 60`, "sh")
+		for i := range e.Tasks {
+			cmd.Args = append(cmd.Args, strconv.Itoa(3+i))
+		}
+		cmd.ExtraFiles = e.Tasks
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			return 0, err
+		}
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 10*time.Second)
+			defer cancel()
+			if err := g.Kill(ctx); err != nil {
+				t.Error(err)
+			}
+			_ = cmd.Wait()
+			if err := g.Remove(); err != nil {
+				t.Error(err)
+			}
+		})
+		if _, err := out.Read(make([]byte, 1)); err != nil {
+			return 0, err
+		}
+		pids, err := g.Procs()
+		if err != nil || len(pids) != 2 {
+			t.Errorf("procs before Spawn has moved anything: %v, %v", pids, err)
+		}
+		return cmd.Process.Pid, nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 

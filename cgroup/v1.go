@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -258,20 +259,44 @@ func (h *v1) oom(path string) (*os.File, error) {
 	return f, nil
 }
 
-// spawn moves what fn started into the group. v1 has no way to be born in
-// another group but for a thread to enter it first, and gVisor forks on a thread
-// of its own choice. So the memory that a process takes before the move stays
-// charged where this process is: for a sentry some 8 MB that its limit does not
-// count. cgroup v2 has no such gap.
-func (h *v1) spawn(path string, fn func(dir *os.File) (int, error)) error {
-	pid, err := fn(nil)
+// spawn gives fn the group's tasks files. What did not enter by them is moved;
+// the memory that it took before stays charged to this process's group then.
+func (h *v1) spawn(path string, fn func(Entry) (int, error)) error {
+	var e Entry
+	defer func() {
+		for _, f := range e.Tasks {
+			f.Close() // fn may have done it
+		}
+	}()
+	for _, m := range h.mounts {
+		f, err := os.OpenFile(m+path+"/tasks", os.O_WRONLY, 0)
+		if err != nil {
+			return kinded("open cgroup "+path, err)
+		}
+		e.Tasks = append(e.Tasks, f)
+	}
+	pid, err := fn(e)
 	if err != nil {
 		return err
+	}
+	if h.inside(path, pid) {
+		return nil
 	}
 	if err := h.move(path, pid); err != nil {
 		return kinded("enter cgroup "+path, err)
 	}
 	return nil
+}
+
+// inside says whether a process is in the group in all hierarchies.
+func (h *v1) inside(path string, pid int) bool {
+	for _, m := range h.mounts {
+		pids, err := readPids(m + path + "/cgroup.procs")
+		if err != nil || !slices.Contains(pids, pid) {
+			return false
+		}
+	}
+	return true
 }
 
 // maxDescendants bounds how many processes a new process may have started

@@ -124,13 +124,13 @@ func (h *v2) remove(path string) error {
 
 func (h *v2) oom(string) (*os.File, error) { return nil, nil }
 
-func (h *v2) spawn(path string, fn func(dir *os.File) (int, error)) error {
+func (h *v2) spawn(path string, fn func(Entry) (int, error)) error {
 	dir, err := os.Open(h.mount + path)
 	if err != nil {
 		return kinded("open cgroup "+path, err)
 	}
 	defer dir.Close()
-	_, err = fn(dir)
+	_, err = fn(Entry{Dir: dir})
 	return err
 }
 

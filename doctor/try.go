@@ -96,7 +96,7 @@ func (d *doctor) boot(ctx context.Context, at string, log *slog.Logger) (usage s
 	}
 	defer func() { err = errors.Join(err, parent.Remove()) }()
 	r, err := gvisor.Open(gvisor.Options{
-		Dir: filepath.Join(dir, "m"), Sentry: paths.Sentry, GuestImage: paths.GuestImage, PauseImage: paths.PauseImage,
+		Dir: filepath.Join(dir, "m"), Sentry: paths.Sentry, Start: paths.Start, GuestImage: paths.GuestImage, PauseImage: paths.PauseImage,
 		Slots: noSlots{}, Cgroups: parent, UIDs: gvisor.UIDs{First: d.FirstUID, Count: d.UIDs}, Logger: log,
 	})
 	if err != nil {

@@ -1,4 +1,4 @@
-// Command viv-sentry is what gVisor re-executes: the sentry itself. It is a
+// Command viv-sentry is the sentry itself, which viv-start becomes. It is a
 // binary of its own, embedded in viv, because starting it is paid for at every
 // boot of a sandbox and a binary with nothing else in it starts in half the
 // time. It is kept, per version, for as long as a sandbox of that version
@@ -20,6 +20,7 @@ import (
 	"gvisor.dev/gvisor/runsc/cmd/util"
 
 	"vivarium/runtime/gvisor/forward"
+	"vivarium/runtime/gvisor/seccomp"
 	"vivarium/runtime/gvisor/spawn"
 )
 
@@ -31,16 +32,16 @@ func main() {
 		}
 		return
 	}
-	if len(os.Args) == 2 && os.Args[1] == spawn.Verb {
-		if err := spawn.Main(); err != nil {
+	if len(os.Args) == 3 && os.Args[1] == spawn.Verb {
+		if err := spawn.Main(os.Args[2]); err != nil {
 			os.Exit(1) // the daemon sees the connection close
 		}
 		return
 	}
 	os.Args = spawn.SentryArgs(os.Args)
+	seccomp.Use()
 	cli.Run(nil, map[util.SubCommand]string{
-		new(sentrycmd.Boot):   "",
-		new(cmd.Gofer):        "",
-		new(sentrycmd.Umount): "",
+		new(sentrycmd.Boot): "",
+		new(cmd.Gofer):      "",
 	}, nil)
 }

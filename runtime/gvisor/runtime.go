@@ -52,6 +52,7 @@ type Slots interface {
 type Options struct {
 	Dir        string // state of machines; 0700
 	Sentry     string // viv-sentry; it and its parents must be executable by everyone
+	Start      string // viv-start, likewise
 	GuestImage string // EROFS with /viv-guest
 	PauseImage string // EROFS made by PauseFiles
 	Slots      Slots
@@ -90,8 +91,10 @@ func Open(opts Options) (*Runtime, error) {
 	if opts.Fail == nil {
 		opts.Fail = func(string) error { return nil }
 	}
-	if err := executable(opts.Sentry); err != nil {
-		return nil, err
+	for _, p := range []string{opts.Sentry, opts.Start} {
+		if err := executable(p); err != nil {
+			return nil, err
+		}
 	}
 	uids, err := newUIDs(opts.UIDs)
 	if err != nil {
@@ -115,7 +118,7 @@ func Open(opts Options) (*Runtime, error) {
 	if err != nil {
 		return nil, sandbox.Internal.Errorf("open %s: %w", os.DevNull, err)
 	}
-	r := &Runtime{opts: opts, null: null, conf: conf, uids: uids, log: opts.Logger, own: map[string]bool{}, spawner: spawn.New(opts.Sentry, max(2, runtime.NumCPU()), opts.Logger)}
+	r := &Runtime{opts: opts, null: null, conf: conf, uids: uids, log: opts.Logger, own: map[string]bool{}, spawner: spawn.New(opts.Sentry, opts.Start, max(2, runtime.NumCPU()), opts.Logger)}
 	if err := r.holdAll(); err != nil { // before the pool starts any
 		null.Close()
 		return nil, err

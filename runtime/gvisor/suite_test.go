@@ -141,7 +141,7 @@ func newLab(t testing.TB) *lab {
 func (l *lab) open(t testing.TB, o runtimetest.Options) *gvisor.Runtime {
 	t.Helper()
 	r, err := gvisor.Open(gvisor.Options{
-		Dir: l.dir + "/gv", Sentry: l.sentry, GuestImage: common.paths.GuestImage, PauseImage: common.paths.PauseImage,
+		Dir: l.dir + "/gv", Sentry: l.sentry, Start: common.paths.Start, GuestImage: common.paths.GuestImage, PauseImage: common.paths.PauseImage,
 		Slots: l.slots, Cgroups: l.cgroups, PoolSize: o.PoolSize, PoolClass: o.Class, Fail: o.Fail, UIDs: l.uids,
 		Logger: slog.New(slog.NewTextHandler(logTo{t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})

@@ -216,7 +216,7 @@ func TestUsersMustBeARange(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	for _, u := range []gvisor.UIDs{{}, {First: 5}, {First: -5, Count: 10}, {First: 0, Count: 10}, {First: 1 << 31, Count: 1}, {First: 1<<31 - 2, Count: 10}} {
-		_, err := gvisor.Open(gvisor.Options{Dir: l.dir + "/gv", Sentry: l.sentry, Slots: l.slots, Cgroups: l.cgroups, UIDs: u})
+		_, err := gvisor.Open(gvisor.Options{Dir: l.dir + "/gv", Sentry: l.sentry, Start: common.paths.Start, Slots: l.slots, Cgroups: l.cgroups, UIDs: u})
 		if sandbox.KindOf(err) != sandbox.Invalid {
 			t.Errorf("%+v: %v", u, err)
 		}

@@ -10,7 +10,9 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
+	"syscall"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -30,8 +32,8 @@ import (
 const connFD = 3
 
 // Main is the helper process: it starts one machine per request until the
-// daemon is gone.
-func Main() error {
+// daemon is gone. Its argument is the path of viv-start.
+func Main(starter string) error {
 	conn := os.NewFile(connFD, "daemon")
 	unix.CloseOnExec(connFD)
 	if err := sink(); err != nil {
@@ -39,7 +41,7 @@ func Main() error {
 	}
 	// a daemon that was started by sudo has groups, which sentries would inherit
 	if groups, err := unix.Getgroups(); err != nil || len(groups) > 0 {
-		if err := unix.Setgroups(nil); err != nil {
+		if err := syscall.Setgroups(nil); err != nil { // of all threads
 			return err
 		}
 	}
@@ -47,7 +49,9 @@ func Main() error {
 	if err != nil {
 		return err
 	}
-	specutils.ExePath = exe
+	if specutils.ExePath, err = filepath.Abs(starter); err != nil {
+		return err
+	}
 	log.SetTarget(log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}})
 	reap()
 	in := json.NewDecoder(bufio.NewReader(conn))
@@ -59,7 +63,7 @@ func Main() error {
 			}
 			return err
 		}
-		pid, err := start(req)
+		pid, err := start(req, exe)
 		a := answer{Pid: pid}
 		if err != nil {
 			a = answer{Err: err.Error(), Kind: sandbox.KindOf(err)}
@@ -149,7 +153,7 @@ var collect = func() *time.Timer {
 }()
 
 // start starts one machine.
-func start(req Request) (pid int, err error) {
+func start(req Request, sentry string) (pid int, err error) {
 	conf, err := newConfig(req)
 	if err != nil {
 		return 0, err
@@ -168,8 +172,12 @@ func start(req Request) (pid int, err error) {
 		return 0, sandbox.Unsupported.Errorf("mark descriptors close-on-exec: %w", err).WithHint("Linux 5.11 or newer is needed")
 	}
 	var sb *gsandbox.Sandbox
-	err = group.Spawn(func(dir *os.File) (int, error) {
-		err := as(req.UID, func() (err error) {
+	err = group.Spawn(func(e cgroup.Entry) (int, error) {
+		program, err := os.Open(sentry)
+		if err != nil {
+			return 0, sandbox.Internal.Errorf("open sentry: %w", err)
+		}
+		err = as(req.UID, func() (err error) {
 			sb, err = gsandbox.New(conf, &gsandbox.Args{
 				ID:                req.ID,
 				Spec:              req.Spec,
@@ -177,7 +185,8 @@ func start(req Request) (pid int, err error) {
 				IOFiles:           []*os.File{image}, // closed by New
 				GoferMountConfs:   specutils.GoferMountConfFlags{{Lower: specutils.Erofs, Upper: specutils.NoOverlay}},
 				Cgroup:            sizes{req},
-				CloneIntoCgroupFD: dir,
+				CloneIntoCgroupFD: e.Dir,
+				SinkFiles:         append([]*os.File{program}, e.Tasks...), // for viv-start; closed by New
 			})
 			return err
 		})

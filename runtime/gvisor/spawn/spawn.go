@@ -59,9 +59,10 @@ const maxAnswer = 64 << 10
 
 // Spawner runs the helpers.
 type Spawner struct {
-	sentry string
-	log    *slog.Logger
-	free   chan *helper // nil: one that is to be started
+	sentry  string
+	starter string
+	log     *slog.Logger
+	free    chan *helper // nil: one that is to be started
 
 	mu     sync.Mutex
 	all    map[*helper]bool // guarded by mu
@@ -76,9 +77,10 @@ type helper struct {
 	id   string // machine of the last request
 }
 
-// New prepares n helpers, which are started when they are first needed.
-func New(sentry string, n int, log *slog.Logger) *Spawner {
-	s := &Spawner{sentry: sentry, log: log, free: make(chan *helper, n), all: map[*helper]bool{}}
+// New prepares n helpers, which are started when they are first needed. sentry
+// and starter are the paths of viv-sentry and viv-start.
+func New(sentry, starter string, n int, log *slog.Logger) *Spawner {
+	s := &Spawner{sentry: sentry, starter: starter, log: log, free: make(chan *helper, n), all: map[*helper]bool{}}
 	for range n {
 		s.free <- nil
 	}
@@ -161,7 +163,7 @@ func (s *Spawner) start() (*helper, error) {
 	if err != nil {
 		return nil, sandbox.Internal.Errorf("use socket pair: %w", err)
 	}
-	cmd := exec.Command(s.sentry, Verb)
+	cmd := exec.Command(s.sentry, Verb, s.starter)
 	cmd.Env = []string{"GOMAXPROCS=2"}
 	cmd.ExtraFiles = []*os.File{theirs}
 	// not of the daemon's group: Ctrl-C at its terminal is not for the helper
@@ -232,7 +234,7 @@ func alive(pid int) bool { return strings.IndexByte("ZX", state(pid)) < 0 }
 // yet become one. The others are machines that were started before.
 func (h *helper) starting(child int) bool {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(child) + "/cmdline")
-	return err == nil && (strings.Contains(string(b), h.id) || strings.HasSuffix(string(b), "\x00"+Verb+"\x00"))
+	return err == nil && (strings.Contains(string(b), h.id) || strings.Contains(string(b), "\x00"+Verb+"\x00"))
 }
 
 func (h *helper) end() {
