@@ -27,11 +27,7 @@ func (a *app) createCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the sandbox as JSON")
 	cmd.ValidArgsFunction = a.completeImages
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		image, argv, err := splitCommand(args)
-		if err != nil {
-			return err
-		}
-		spec, err := flags.spec(a, image, argv)
+		spec, err := flags.spec(a, args)
 		if err != nil {
 			return err
 		}

@@ -1,19 +1,15 @@
 package cli
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"net/netip"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"vivarium/config"
 	"vivarium/doctor"
-	"vivarium/network/policy"
+	"vivarium/network/setup"
 )
 
 func (a *app) doctorCmd() *cobra.Command {
@@ -40,7 +36,9 @@ needed is missing.`,
 		if err != nil {
 			return err
 		}
-		doctorOptions(&o, cfg)
+		if err := doctorOptions(&o, cfg); err != nil {
+			return err
+		}
 		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 		defer stop()
 		findings := doctor.Run(ctx, o)
@@ -57,57 +55,15 @@ needed is missing.`,
 	return cmd
 }
 
-// doctorOptions takes what matters from the configuration, which was checked.
-func doctorOptions(o *doctor.Options, cfg *config.Config) {
+// doctorOptions takes what matters from the configuration.
+func doctorOptions(o *doctor.Options, cfg *config.Config) error {
 	o.DataDir, o.UnixSocket = cfg.DataDir, cfg.UnixSocket
 	o.CPURequest, o.MemoryRequest = int64(cfg.Defaults.CPURequest), int64(cfg.Defaults.MemoryRequest)
 	o.ReserveCPU, o.ReserveMemory, o.ReserveDisk = int64(cfg.Reserve.CPU), int64(cfg.Reserve.Memory), int64(cfg.Reserve.Disk)
 	o.FirstUID, o.UIDs = cfg.UIDs.First, cfg.UIDs.Count
-	n := &o.Network
-	n.Dir, n.Instance = cfg.DataDir, instanceOf(cfg.DataDir)
-	if p, err := netip.ParsePrefix(cfg.Network.Subnet); err == nil {
-		n.Subnet = p
-	}
-	for _, r := range cfg.Network.Resolvers {
-		if ap, err := netip.ParseAddrPort(r); err == nil {
-			n.Upstream = append(n.Upstream, ap)
-		} else if ip, err := netip.ParseAddr(r); err == nil {
-			n.Upstream = append(n.Upstream, netip.AddrPortFrom(ip, 53))
-		}
-	}
-	for _, g := range cfg.Network.Grants {
-		if p, err := prefixOf(g.Prefix); err == nil {
-			ports := make([]uint16, len(g.Ports))
-			for i, port := range g.Ports {
-				ports[i] = uint16(port)
-			}
-			n.Grants = append(n.Grants, policy.Grant{Prefix: p, Ports: ports})
-		}
-	}
-	for _, s := range cfg.Network.Deny {
-		if p, err := prefixOf(s); err == nil {
-			n.Deny = append(n.Deny, p)
-		}
-	}
-}
-
-// prefixOf takes an address for the network of it alone, as the configuration
-// does.
-func prefixOf(s string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(s); err == nil {
-		return netip.PrefixFrom(a, a.BitLen()), nil
-	}
-	return netip.ParsePrefix(s)
-}
-
-// instanceOf is how the daemon of a data directory names what it makes on the
-// host: what is there already must not be taken for another's.
-func instanceOf(dataDir string) string {
-	if abs, err := filepath.Abs(dataDir); err == nil {
-		dataDir = abs
-	}
-	sum := sha256.Sum256([]byte(dataDir))
-	return hex.EncodeToString(sum[:])[:6]
+	var err error
+	o.Network, err = setup.Options(cfg)
+	return err
 }
 
 func (a *app) printFindings(findings []doctor.Finding) error {

@@ -1,11 +1,13 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
 	v1 "vivarium/api/vivarium/v1"
+	"vivarium/client"
 )
 
 func (a *app) imageCmd() *cobra.Command {
@@ -79,28 +81,15 @@ func (a *app) imageTagCmd() *cobra.Command {
 }
 
 func (a *app) imageRmCmd() *cobra.Command {
-	var force bool
 	cmd := &cobra.Command{
 		Use:               "rm IMAGE...",
 		Short:             "Remove names of images, and with the last name the image",
 		Args:              atLeast("IMAGE"),
 		ValidArgsFunction: a.completeImages,
 	}
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "no error where there is no such image")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		c, err := a.client()
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		return eachArg(args, func(ref string) error {
-			if err := c.RemoveImage(cmd.Context(), ref, force); err != nil {
-				return err
-			}
-			return printed(a.Out, clean(ref)+"\n")
-		})
-	}
-	return cmd
+	return a.removal(cmd, "no error where there is no such image", func(ctx context.Context, c *client.Client, ref string, force bool) error {
+		return c.RemoveImage(ctx, ref, force)
+	})
 }
 
 func (a *app) imageInspectCmd() *cobra.Command {

@@ -1,16 +1,30 @@
 package cli
 
-import "github.com/spf13/cobra"
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"vivarium/client"
+)
 
 func (a *app) rmCmd() *cobra.Command {
-	var force bool
 	cmd := &cobra.Command{
 		Use:               "rm [-f] SANDBOX...",
 		Short:             "Forget sandboxes that ended; with -f kill them first",
 		Args:              atLeast("SANDBOX"),
 		ValidArgsFunction: a.completeSandboxes,
 	}
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "kill those that still run")
+	return a.removal(cmd, "kill those that still run", func(ctx context.Context, c *client.Client, ref string, force bool) error {
+		return named(ctx, c, ref, func(ref string) error { return c.Remove(ctx, ref, force) })
+	})
+}
+
+// removal makes cmd remove what its arguments name, each by remove, and print
+// the names of those that it has removed.
+func (a *app) removal(cmd *cobra.Command, forceUsage string, remove func(ctx context.Context, c *client.Client, ref string, force bool) error) *cobra.Command {
+	var force bool
+	cmd.Flags().BoolVarP(&force, "force", "f", false, forceUsage)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		c, err := a.client()
 		if err != nil {
@@ -18,11 +32,10 @@ func (a *app) rmCmd() *cobra.Command {
 		}
 		defer c.Close()
 		return eachArg(args, func(ref string) error {
-			err := named(cmd.Context(), c, ref, func(ref string) error { return c.Remove(cmd.Context(), ref, force) })
-			if err != nil {
+			if err := remove(cmd.Context(), c, ref, force); err != nil {
 				return err
 			}
-			return printed(a.Out, ref+"\n")
+			return printed(a.Out, clean(ref)+"\n")
 		})
 	}
 	return cmd

@@ -57,14 +57,17 @@ func addSpecFlags(cmd *cobra.Command) *specFlags {
 	return f
 }
 
-// spec makes the message for an image and a command.
-func (f *specFlags) spec(a *app, image string, argv []string) (*v1.SandboxSpec, error) {
+// spec makes the message for the arguments: an image and a command.
+func (f *specFlags) spec(a *app, args []string) (*v1.SandboxSpec, error) {
+	image, argv, err := splitCommand(args)
+	if err != nil {
+		return nil, err
+	}
 	changed := f.cmd.Flags().Changed
 	s := &v1.SandboxSpec{
 		Name: f.name, Image: image, Runtime: f.runtime, Command: argv, RunImageCommand: len(argv) == 0,
 		Workdir: f.workdir, User: f.user, Pull: f.pull, Hostname: f.hostname,
 	}
-	var err error
 	if s.Tags, err = keyValues("tag", f.tags, nil); err != nil {
 		return nil, err
 	}

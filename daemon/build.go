@@ -3,8 +3,6 @@ package daemon
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"log/slog"
 	"net/netip"
@@ -22,7 +20,7 @@ import (
 	"vivarium/engine"
 	"vivarium/image"
 	"vivarium/network"
-	"vivarium/network/policy"
+	"vivarium/network/setup"
 	"vivarium/runtime/gvisor"
 	"vivarium/sandbox"
 	"vivarium/server/native"
@@ -59,11 +57,11 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		return nil, err
 	}
 	closers = append(closers, st.Close)
-	instance := instanceOf(cfg.DataDir)
-	opts, err := networkOptions(cfg, instance, log)
+	opts, err := setup.Options(cfg)
 	if err != nil {
 		return nil, err
 	}
+	opts.Logger = log
 	images, err := image.Open(ctx, image.Options{
 		Dir: filepath.Join(cfg.DataDir, "images"), DiskBudget: int64(cfg.Images.DiskBudget), Reserve: int64(cfg.Reserve.Disk), Mirrors: cfg.Images.Mirrors, Insecure: cfg.Images.Insecure,
 		Credentials: credentials, Fetch: fetchPolicy(cfg, opts.Grants, opts.Deny),
@@ -115,7 +113,7 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		return nil, sandbox.Invalid.Errorf("reserve: the host has %d milli-cores and %d MiB, of which nothing is left to sandboxes", host.cpu, host.memory>>20).
 			WithHint("lower reserve.cpu or reserve.memory")
 	}
-	group, err := cgroup.OpenParent(cfg.CgroupParent+"-"+instance, cgroup.Limits{MemoryLimit: memory})
+	group, err := cgroup.OpenParent(cfg.CgroupParent+"-"+opts.Instance, cgroup.Limits{MemoryLimit: memory})
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +154,7 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		},
 		SpoolExec: int64(cfg.Spool.PerExec), SpoolSandbox: int64(cfg.Spool.PerSandbox),
 		RetainEnded: time.Duration(cfg.Retention.Ended), RetainEvents: time.Duration(cfg.Retention.Events),
-		Version: version.Version(), GVisorVersion: gvisor.Version(), BootID: host.bootID, Logger: log, Fail: fail,
+		Version: version.Version(), GVisorVersion: version.GVisor(), BootID: host.bootID, Logger: log, Fail: fail,
 	})
 	if err != nil {
 		return nil, err
@@ -208,65 +206,6 @@ func (s slots) Acquire(ctx context.Context, owner string) (sandbox.Slot, error) 
 }
 
 func (s slots) Release(ctx context.Context, id string) error { return s.n.Release(ctx, id) }
-
-func networkOptions(cfg *config.Config, instance string, log *slog.Logger) (network.Options, error) {
-	o := network.Options{Dir: cfg.DataDir, Instance: instance, Pool: cfg.Network.Pool, Logger: log}
-	var err error
-	if cfg.Network.Subnet != "" {
-		if o.Subnet, err = netip.ParsePrefix(cfg.Network.Subnet); err != nil {
-			return o, sandbox.Invalid.Errorf("network.subnet: %w", err)
-		}
-	}
-	for _, g := range cfg.Network.Grants {
-		p, err := parsePrefix(g.Prefix)
-		if err != nil {
-			return o, sandbox.Invalid.Errorf("network.grants: %w", err)
-		}
-		grant := policy.Grant{Prefix: p}
-		for _, port := range g.Ports {
-			grant.Ports = append(grant.Ports, uint16(port))
-		}
-		o.Grants = append(o.Grants, grant)
-	}
-	for _, d := range cfg.Network.Deny {
-		p, err := parsePrefix(d)
-		if err != nil {
-			return o, sandbox.Invalid.Errorf("network.deny: %w", err)
-		}
-		o.Deny = append(o.Deny, p)
-	}
-	for _, r := range cfg.Network.Resolvers {
-		a, err := netip.ParseAddrPort(r)
-		if err != nil {
-			ip, ierr := netip.ParseAddr(r)
-			if ierr != nil {
-				return o, sandbox.Invalid.Errorf("network.resolvers: %w", err)
-			}
-			a = netip.AddrPortFrom(ip, 53)
-		}
-		o.Upstream = append(o.Upstream, a)
-	}
-	return o, nil
-}
-
-// parsePrefix takes an address for the network of it alone.
-func parsePrefix(s string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(s); err == nil {
-		return netip.PrefixFrom(a, a.BitLen()), nil
-	}
-	return netip.ParsePrefix(s)
-}
-
-// instanceOf names what this daemon makes on the host, so that several data
-// directories do not get into each other's way.
-func instanceOf(dataDir string) string {
-	abs, err := filepath.Abs(dataDir)
-	if err != nil {
-		abs = dataDir
-	}
-	sum := sha256.Sum256([]byte(abs))
-	return hex.EncodeToString(sum[:])[:6]
-}
 
 type hostFacts struct {
 	cpu    int64 // thousandths of a core

@@ -2,10 +2,7 @@
 // build without them says so.
 package version
 
-import (
-	"runtime/debug"
-	"strings"
-)
+import "runtime/debug"
 
 // version is set with -ldflags "-X vivarium/version.version=...".
 var version string
@@ -27,7 +24,7 @@ func Version() string {
 	return "dev"
 }
 
-// GVisor is the version of the gVisor library inside, or "unknown".
+// GVisor is the version of the gVisor library inside, as in go.mod, or "unknown".
 func GVisor() string {
 	bi, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -35,7 +32,7 @@ func GVisor() string {
 	}
 	for _, d := range bi.Deps {
 		if d.Path == gvisorModule {
-			return strings.TrimPrefix(d.Version, "v0.0.0-")
+			return d.Version
 		}
 	}
 	return "unknown"

@@ -1,0 +1,75 @@
+// Package setup makes the options of the network from the configuration: one
+// place for the daemon and for doctor, which must look at the same things.
+package setup
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"net/netip"
+	"path/filepath"
+
+	"vivarium/config"
+	"vivarium/network"
+	"vivarium/network/policy"
+	"vivarium/sandbox"
+)
+
+// Instance names what a daemon makes on the host, so that those of several data
+// directories do not get into each other's way.
+func Instance(dataDir string) string {
+	abs, err := filepath.Abs(dataDir)
+	if err != nil {
+		abs = dataDir
+	}
+	sum := sha256.Sum256([]byte(abs))
+	return hex.EncodeToString(sum[:])[:6]
+}
+
+// Options are those that the configuration asks for. Errors are Invalid.
+func Options(cfg *config.Config) (network.Options, error) {
+	o := network.Options{Dir: cfg.DataDir, Instance: Instance(cfg.DataDir), Pool: cfg.Network.Pool}
+	var err error
+	if cfg.Network.Subnet != "" {
+		if o.Subnet, err = netip.ParsePrefix(cfg.Network.Subnet); err != nil {
+			return o, sandbox.Invalid.Errorf("network.subnet: %w", err)
+		}
+	}
+	for _, g := range cfg.Network.Grants {
+		p, err := prefix(g.Prefix)
+		if err != nil {
+			return o, sandbox.Invalid.Errorf("network.grants: %w", err)
+		}
+		grant := policy.Grant{Prefix: p}
+		for _, port := range g.Ports {
+			grant.Ports = append(grant.Ports, uint16(port))
+		}
+		o.Grants = append(o.Grants, grant)
+	}
+	for _, d := range cfg.Network.Deny {
+		p, err := prefix(d)
+		if err != nil {
+			return o, sandbox.Invalid.Errorf("network.deny: %w", err)
+		}
+		o.Deny = append(o.Deny, p)
+	}
+	for _, r := range cfg.Network.Resolvers {
+		a, err := netip.ParseAddrPort(r)
+		if err != nil {
+			ip, ierr := netip.ParseAddr(r)
+			if ierr != nil {
+				return o, sandbox.Invalid.Errorf("network.resolvers: %w", err)
+			}
+			a = netip.AddrPortFrom(ip, 53)
+		}
+		o.Upstream = append(o.Upstream, a)
+	}
+	return o, nil
+}
+
+// prefix takes an address for the network of it alone.
+func prefix(s string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	return netip.ParsePrefix(s)
+}
