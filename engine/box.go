@@ -21,6 +21,9 @@ type box struct {
 	gone    chan struct{} // closed when it has ended and nothing is left
 	quit    chan struct{} // closed when the engine lets go of it
 
+	policyMu sync.Mutex // held by whoever changes or proves the policy; before mu
+	flows    flowLog
+
 	mu        sync.Mutex
 	rec       sandbox.Sandbox // guarded by mu
 	changed   chan struct{}   // closed when rec changes; guarded by mu
@@ -282,6 +285,24 @@ func (b *box) dial(d *dialing, m sandbox.Machine, key []byte) {
 	}
 	d.err = err
 	close(d.done)
+}
+
+// isEnding says whether the box is ending or will, its machine being dead.
+func (b *box) isEnding() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ending != nil {
+		return true
+	}
+	if b.machine == nil {
+		return false
+	}
+	select {
+	case <-b.machine.Done():
+		return true
+	default:
+		return false
+	}
 }
 
 // endedError says that the box has ended, and why.

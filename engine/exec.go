@@ -167,6 +167,9 @@ func (b *box) startExec(ctx context.Context, id string, spec sandbox.ExecSpec) (
 			// killed or stopped (F4)
 			b.end(ending{reason: sandbox.ReasonKilled, message: "the guest does not answer: " + err.Error()})
 		}
+		if sandbox.KindOf(err) == sandbox.Unavailable && b.isEnding() { // that is why
+			return nil, b.endedError()
+		}
 		return nil, err
 	}
 	x.mu.Lock()

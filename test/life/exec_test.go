@@ -574,3 +574,42 @@ func oldOutput(t *testing.T, e *env) {
 		t.Errorf("of the main command %q", out)
 	}
 }
+
+// A sandbox ends while commands are being started in it, by several clients: each
+// start either gives a command that ended with it or says that it is gone, and the
+// daemon goes on.
+func startsMeetEnd(t *testing.T, e *env) {
+	e = e.tenant(t, "starts")
+	for round := range 12 {
+		sb := e.create(t, spec("sleep", "1000"))
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for {
+					_, err := e.c.StartExec(t.Context(), sb.Id, "", &v1.ExecSpec{Argv: sh("echo x; sleep 0.02")})
+					if err == nil {
+						continue
+					}
+					if k := sandbox.KindOf(err); k != sandbox.Gone && k != sandbox.NotFound {
+						t.Errorf("start: %v (%s)", err, k)
+					}
+					return
+				}
+			})
+		}
+		time.Sleep(time.Duration(round*5) * time.Millisecond)
+		if _, err := e.c.Stop(t.Context(), sb.Id, time.Duration(round)*time.Millisecond); err != nil {
+			t.Error(err)
+		}
+		wg.Wait()
+		l, err := e.c.ListExecs(t.Context(), sb.Id)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, x := range l {
+			if x.State != string(sandbox.ExecExited) && x.State != string(sandbox.ExecLost) {
+				t.Errorf("%s is %s in a sandbox that has ended", x.Id, x.State)
+			}
+		}
+	}
+}

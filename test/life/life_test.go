@@ -52,7 +52,7 @@ func TestLife(t *testing.T) {
 			"exec environment": execEnvironment, "exec bad input": execBadInput, "exec limit": execLimit, "output modes": outputModes,
 			"image config": imageConfig,
 
-			"bad input": badInput, "injection": injection, "other tenants": otherTenants, "private pulls": privatePulls, "tokens": tokens,
+			"bad input": badInput, "injection": injection, "starts meet end": startsMeetEnd, "other tenants": otherTenants, "private pulls": privatePulls, "tokens": tokens,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
