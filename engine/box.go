@@ -21,6 +21,9 @@ type box struct {
 	gone    chan struct{} // closed when it has ended and nothing is left
 	quit    chan struct{} // closed when the engine lets go of it
 
+	policyMu sync.Mutex // held by whoever changes or proves the policy; before mu
+	flows    flowLog
+
 	mu        sync.Mutex
 	rec       sandbox.Sandbox // guarded by mu
 	changed   chan struct{}   // closed when rec changes; guarded by mu

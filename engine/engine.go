@@ -81,6 +81,7 @@ type Engine struct {
 
 	mu      sync.Mutex
 	boxes   map[string]*box   // living, by id; guarded by mu
+	slots   map[string]*box   // living, by network slot; guarded by mu
 	names   map[string]string // tenant/name of the living to id; guarded by mu
 	tenants map[string]int    // how many are alive; guarded by mu
 	keys    map[string]*creation
@@ -159,7 +160,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		room:     newRoom(opts.Limits),
 		events:   newEvents(opts.Store, opts.Logger, last),
 		started:  time.Now(),
-		boxes:    map[string]*box{}, names: map[string]string{}, tenants: map[string]int{}, keys: map[string]*creation{},
+		boxes:    map[string]*box{}, slots: map[string]*box{}, names: map[string]string{}, tenants: map[string]int{}, keys: map[string]*creation{},
 	}
 	for _, r := range opts.Runtimes {
 		e.runtimes[r.Name()] = r

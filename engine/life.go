@@ -143,6 +143,9 @@ func (e *Engine) admit(b *box) error {
 // enlist puts a box into the maps. The caller holds mu.
 func (e *Engine) enlist(b *box) {
 	e.boxes[b.id] = b
+	if b.rec.Slot != "" {
+		e.slots[b.rec.Slot] = b
+	}
 	e.tenants[b.tenant]++
 	if n := b.rec.Spec.Name; n != "" {
 		e.names[b.tenant+"/"+n] = b.id
@@ -156,6 +159,9 @@ func (e *Engine) dismiss(b *box) {
 		return
 	}
 	delete(e.boxes, b.id)
+	if b.rec.Slot != "" {
+		delete(e.slots, b.rec.Slot)
+	}
 	if e.tenants[b.tenant]--; e.tenants[b.tenant] == 0 {
 		delete(e.tenants, b.tenant)
 	}
@@ -244,6 +250,11 @@ func (b *box) start() error {
 			b.rec.GuestKey = w.WarmKey()
 		}
 		b.mu.Unlock()
+		e.mu.Lock()
+		if e.boxes[b.id] == b {
+			e.slots[m.Slot()] = b
+		}
+		e.mu.Unlock()
 		return nil
 	}); err != nil {
 		return err
@@ -275,6 +286,18 @@ func (b *box) start() error {
 		return b.setXattrs(ctx, img)
 	}); err != nil {
 		return err
+	}
+	if spec.Prove {
+		if err := b.stage(sandbox.StageGuest, d.Guest, func(ctx context.Context) error {
+			pr, err := b.prove(ctx)
+			if err == nil && pr.Result != sandbox.ProofEnforced {
+				err = sandbox.Denied.Errorf("the network policy is not enforced: %s", failedChecks(pr)).
+					WithHint("viv events shows what the canary saw; viv doctor looks at the host")
+			}
+			return err
+		}); err != nil {
+			return err
+		}
 	}
 	return b.begun(mainCommand(spec, img.Config.Entrypoint, img.Config.Cmd))
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"vivarium/network"
 	"vivarium/sandbox"
 )
 
@@ -17,6 +18,7 @@ func node() *Engine {
 	return &Engine{
 		runtimes: map[string]sandbox.Runtime{sandbox.RuntimeGVisor: nil},
 		opts: Options{
+			Network: &network.Network{}, // of which it asks what a policy is worth
 			Defaults: sandbox.Spec{
 				Runtime: sandbox.RuntimeGVisor, Network: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}, Timeout: 5 * time.Minute, IdleTimeout: time.Minute,
 				Resources: sandbox.Resources{CPURequest: 100, CPULimit: 2000, MemoryRequest: 128 << 20, MemoryLimit: 1 << 30, Disk: 10 << 30, Pids: 1024},
@@ -97,7 +99,7 @@ func TestCompleteRefuses(t *testing.T) {
 		"negative timeout":     {func(s *sandbox.Spec) { s.Timeout = -1 }, sandbox.Invalid, "negative"},
 		"long timeout":         {func(s *sandbox.Spec) { s.Timeout = 2 * time.Hour }, sandbox.Invalid, "1h0m0s"},
 		"negative idle":        {func(s *sandbox.Spec) { s.IdleTimeout = -1 }, sandbox.Invalid, "negative"},
-		"network":              {func(s *sandbox.Spec) { s.Network.Mode = "host" }, sandbox.Invalid, "public or none"},
+		"network":              {func(s *sandbox.Spec) { s.Network.Mode = "host" }, sandbox.Invalid, "public, none or allowlist"},
 		"pull":                 {func(s *sandbox.Spec) { s.Pull = "sometimes" }, sandbox.Invalid, "pull"},
 		"probe of nothing":     {func(s *sandbox.Spec) { s.Probe = &sandbox.Probe{} }, sandbox.Invalid, "probe"},
 		"probe of both":        {func(s *sandbox.Spec) { s.Probe = &sandbox.Probe{TCPPort: 1, Command: []string{"a"}} }, sandbox.Invalid, "probe"},

@@ -44,11 +44,12 @@ type Network struct {
 	dns          *dnsServer
 	none         *policy.Policy
 
-	ctx    context.Context
-	cancel context.CancelFunc
-	wake   chan struct{}
-	alarm  chan struct{} // rules were found missing
-	tended chan struct{}
+	ctx       context.Context
+	cancel    context.CancelFunc
+	wake      chan struct{}
+	alarm     chan struct{} // rules were found missing
+	tended    chan struct{}
+	wakeFlows chan string // slots whose counters somebody wants now
 
 	ops sync.WaitGroup // calls under way; Close and Destroy wait for them
 
@@ -93,7 +94,7 @@ func Open(ctx context.Context, o Options) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{opts: o, none: none, dir: filepath.Join(o.Dir, "net"), log: o.Logger,
-		slots: map[string]*slot{}, used: map[uint32]bool{}, wake: make(chan struct{}, 1), alarm: make(chan struct{}, 1), tended: make(chan struct{})}
+		slots: map[string]*slot{}, used: map[uint32]bool{}, wake: make(chan struct{}, 1), alarm: make(chan struct{}, 1), tended: make(chan struct{}), wakeFlows: make(chan string, 64)}
 	if err := n.open(ctx); err != nil {
 		if n.fresh {
 			// Nothing of it was there before and nobody uses it.

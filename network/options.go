@@ -46,6 +46,9 @@ type Options struct {
 	// DNSRate is how many DNS queries a slot may make per second, with a burst
 	// of twice that. Zero means 200.
 	DNSRate int
+	// OnFlows gets what was seen of a slot's destinations, a batch at a time,
+	// from one goroutine. Nil: nobody counts.
+	OnFlows func(slotID string, ds []FlowDelta)
 	// Logger receives what happens in the background. Nil discards it.
 	Logger *slog.Logger
 

@@ -1,6 +1,9 @@
 package sandbox
 
-import "net/netip"
+import (
+	"net/netip"
+	"time"
+)
 
 // NetworkMode is what a policy does with what none of its rules matches.
 type NetworkMode string
@@ -84,10 +87,70 @@ type AppliedPolicy struct {
 	Hash string `json:"hash"`
 }
 
-// Flow is one destination that a sandbox reached or tried to reach.
+// FlowTarget is a destination that a sandbox reached or tried to reach.
 type FlowTarget struct {
 	Name     string     `json:"name,omitempty"` // as the sandbox asked for it, where known
 	Addr     netip.Addr `json:"addr,omitzero"`
 	Port     uint16     `json:"port,omitempty"`
 	Protocol string     `json:"protocol"` // tcp, udp, icmp, dns, or a number
+}
+
+// Proof results.
+const (
+	ProofEnforced = "enforced"
+	ProofFailed   = "failed"
+)
+
+// Proof is what a canary inside the sandbox saw and what the rules say: every
+// check of it has to hold, else the result is failed.
+type Proof struct {
+	Result string
+	Hash   string // of the policy that it is about
+	Time   time.Time
+	Checks []ProofCheck
+}
+
+// ProofCheck is one thing that was tried.
+type ProofCheck struct {
+	What   string // rules, denied_address, metadata_address, denied_name, allowed_name
+	Target string
+	Want   string // in_force, refused, reached
+	Got    string
+	OK     bool
+	Detail string
+}
+
+// FlowRecord is one destination that a sandbox reached or was refused, with
+// counts so far.
+type FlowRecord struct {
+	Seq       int64 // per sandbox; a record that changes gets a new one
+	SandboxID string
+	Tenant    string
+	Allowed   bool
+	Target    FlowTarget
+	Rule      string // who decided, where known
+	Flows     int64  // connections, queries
+	BytesOut  int64
+	BytesIn   int64
+	First     time.Time
+	Last      time.Time
+	ExecID    string // where known
+	// Uncounted are flows to destinations that found no room in the log; such a
+	// record has no target.
+	Uncounted int64
+}
+
+// Explanation says what a policy does with a target, and why.
+type Explanation struct {
+	Allowed   bool
+	Rule      string
+	Via       string // direct, proxy, inspected; empty when denied
+	Addresses []ExplainedAddr
+}
+
+// ExplainedAddr is one address that a name has now.
+type ExplainedAddr struct {
+	Addr    netip.Addr
+	Allowed bool
+	Rule    string
 }

@@ -57,6 +57,8 @@ type Spec struct {
 	Stdin           bool        // the main command has a standard input
 	Resources       Resources
 	Network         NetworkPolicy
+	Prove           bool     // try the policy from inside before the main command starts; not enforced: fail
+	Secrets         []string // by name
 	Capabilities    Capabilities
 	Timeout         time.Duration // of its whole life
 	IdleTimeout     time.Duration // without exec, stdin or connection; 0 is none
@@ -116,6 +118,7 @@ type Sandbox struct {
 	Deadline      time.Time // when Timeout ends it; zero: never
 	IsReady       bool
 	NetworkHash   string // of the policy in force
+	Proof         *Proof // the last that was asked for
 	Ending        *Death // while stopping: what the certificate will say as far as it is known
 	Death         *Death
 	Removed       bool // on request: only the death certificate is kept

@@ -49,7 +49,7 @@ func specFrom(m *v1.SandboxSpec) (sandbox.Spec, error) {
 		Command: m.Command, RunImageCommand: m.RunImageCommand, Entrypoint: m.Entrypoint,
 		Env: m.Env, Workdir: m.Workdir, User: m.User, Stdin: m.Stdin,
 		Pull: m.Pull, Remove: m.Remove, Hostname: m.Hostname,
-		Network: sandbox.NetworkPolicy{Mode: sandbox.NetworkMode(m.GetNetwork().GetMode())},
+		Secrets: m.Secrets,
 	}
 	if m.Name != "" {
 		if err := checkID("the name", m.Name); err != nil {
@@ -75,10 +75,9 @@ func specFrom(m *v1.SandboxSpec) (sandbox.Spec, error) {
 	default:
 		return s, sandbox.Invalid.Errorf("runtime %q", clip(m.Runtime)).WithHint("the runtimes are gvisor and vm")
 	}
-	switch s.Network.Mode {
-	case "", sandbox.NetworkPublic, sandbox.NetworkNone:
-	default:
-		return s, sandbox.Invalid.Errorf("network mode %q", clip(m.Network.Mode)).WithHint("the modes are public and none")
+	var err error
+	if s.Network, err = policyFrom(m.Network); err != nil {
+		return s, err
 	}
 	switch m.Pull {
 	case "", sandbox.PullMissing, sandbox.PullAlways, sandbox.PullNever:
@@ -95,7 +94,6 @@ func specFrom(m *v1.SandboxSpec) (sandbox.Spec, error) {
 	if m.Pty {
 		s.PTY = &sandbox.WindowSize{Rows: uint16(m.PtyRows), Cols: uint16(m.PtyCols)}
 	}
-	var err error
 	if s.Resources, err = resourcesFrom(m.Resources); err != nil {
 		return s, err
 	}
@@ -181,7 +179,7 @@ func specTo(s sandbox.Spec) *v1.SandboxSpec {
 			MemoryRequest: s.Resources.MemoryRequest, MemoryLimit: s.Resources.MemoryLimit,
 			Disk: s.Resources.Disk, Pids: s.Resources.Pids,
 		},
-		Network: &v1.NetworkPolicy{Mode: string(s.Network.Mode)},
+		Network: policyTo(s.Network),
 		Timeout: span(s.Timeout), IdleTimeout: span(s.IdleTimeout),
 		Pull: s.Pull, Remove: s.Remove, Hostname: s.Hostname,
 	}
@@ -203,10 +201,10 @@ func sandboxTo(s sandbox.Sandbox) *v1.Sandbox {
 		Stage: string(s.Stage), StageSince: stamp(s.StageSince), StageDeadline: stamp(s.StageDeadline),
 		ImageId: s.ImageID, ImageDigest: s.ImageDigest, Address: s.Address,
 		Created: stamp(s.Created), Started: stamp(s.Started), Deadline: stamp(s.Deadline),
-		IsReady: s.IsReady, NetworkHash: s.NetworkHash, Death: deathTo(s.Death), Removed: s.Removed,
+		IsReady: s.IsReady, NetworkHash: s.NetworkHash, Death: deathTo(s.Death), Removed: s.Removed, Proof: proofTo(s.Proof),
 	}
 	if s.NetworkHash != "" {
-		m.AppliedNetwork = &v1.NetworkPolicy{Mode: string(s.Spec.Network.Mode)}
+		m.AppliedNetwork = policyTo(s.Spec.Network)
 	}
 	for _, st := range s.Stages {
 		m.Stages = append(m.Stages, &v1.StageTime{Stage: string(st.Stage), Entered: stamp(st.Entered), Took: span(st.Took)})

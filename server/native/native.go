@@ -41,6 +41,13 @@ type Engine interface {
 	SignalExec(ctx context.Context, tenant, ref, id string, signal int) error
 	ResizeExec(ctx context.Context, tenant, ref, id string, size sandbox.WindowSize) error
 
+	SetNetwork(ctx context.Context, tenant, ref string, p sandbox.NetworkPolicy) (sandbox.AppliedPolicy, error)
+	Network(ctx context.Context, tenant, ref string) (sandbox.AppliedPolicy, error)
+	ProveNetwork(ctx context.Context, tenant, ref string) (sandbox.Proof, error)
+	ExplainNetwork(ctx context.Context, tenant, ref string, q engine.NetworkQuestion) (sandbox.Explanation, error)
+	Flows(ctx context.Context, tenant, ref string, after int64, follow bool, fn func(sandbox.FlowRecord) error) error
+	Presets() []engine.Preset
+
 	Files(ctx context.Context, tenant, ref string) (sandbox.Files, error)
 	Dial(ctx context.Context, tenant, ref string, port uint16) (net.Conn, error)
 	Info() engine.Info
@@ -67,12 +74,14 @@ func Register(s *server.Server, b Backend, in *server.Interceptor) {
 	handle(vivariumv1connect.NewExecServiceHandler(&execs{eng: b.Engine}, opts...))
 	handle(vivariumv1connect.NewFileServiceHandler(&files{eng: b.Engine}, opts...))
 	handle(vivariumv1connect.NewPortServiceHandler(&ports{eng: b.Engine}, opts...))
+	handle(vivariumv1connect.NewNetworkServiceHandler(&networks{eng: b.Engine}, opts...))
 	handle(vivariumv1connect.NewImageServiceHandler(&images{store: b.Images, inUse: b.ImageInUse, base: b.BuildBase}, opts...))
 	handle(vivariumv1connect.NewDaemonServiceHandler(&daemon{eng: b.Engine, tokens: b.Tokens}, opts...))
 	reflector := grpcreflect.NewStaticReflector(
 		vivariumv1connect.SandboxServiceName, vivariumv1connect.ExecServiceName,
 		vivariumv1connect.FileServiceName, vivariumv1connect.PortServiceName,
 		vivariumv1connect.ImageServiceName, vivariumv1connect.DaemonServiceName,
+		vivariumv1connect.NetworkServiceName,
 	)
 	handle(grpcreflect.NewHandlerV1(reflector, opts...))
 	s.Streams(

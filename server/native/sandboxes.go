@@ -32,6 +32,7 @@ func (s *sandboxes) Create(ctx context.Context, req *connect.Request[v1.CreateSa
 	if key := req.Msg.IdempotencyKey; len(key) > maxKey || !printable(key) {
 		return nil, sandbox.Invalid.Errorf("the idempotency key is longer than %d bytes or not printable", maxKey)
 	}
+	spec.Prove = req.Msg.Prove
 	tenant := server.Tenant(ctx)
 	sb, err := s.eng.Create(ctx, tenant, spec, engine.CreateOptions{IdempotencyKey: req.Msg.IdempotencyKey})
 	if err != nil {

@@ -1,0 +1,359 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"vivarium/guest"
+	"vivarium/network/policy"
+	"vivarium/sandbox"
+)
+
+const (
+	eventNetwork = "network.changed"
+	eventProof   = "network.proven"
+)
+
+// NetworkQuestion asks what a policy does with a host.
+type NetworkQuestion struct {
+	Policy   *sandbox.NetworkPolicy // nil: the sandbox's
+	Host     string                 // a name, or an IPv4 address
+	Port     uint16
+	Protocol string // tcp (default), udp, icmp
+}
+
+// Preset is a named list of the configuration.
+type Preset struct {
+	Name  string
+	Rules []sandbox.PolicyRule
+}
+
+// Presets are those of the configuration, by name.
+func (e *Engine) Presets() []Preset {
+	var out []Preset
+	m := e.opts.Network.Presets()
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, Preset{name, m[name]})
+	}
+	return out
+}
+
+// SetNetwork replaces the policy of a running sandbox. When it returns, the
+// policy holds for every packet, and flows that it does not allow are being cut,
+// which takes less than a second. Secrets that the sandbox was made with go on
+// being put into the requests to their hosts.
+func (e *Engine) SetNetwork(ctx context.Context, tenant, ref string, p sandbox.NetworkPolicy) (sandbox.AppliedPolicy, error) {
+	b, err := e.usable(ctx, tenant, ref)
+	if err != nil {
+		return sandbox.AppliedPolicy{}, err
+	}
+	b.policyMu.Lock()
+	defer b.policyMu.Unlock()
+	sb := b.record()
+	if p.Mode == "" {
+		p.Mode = sb.Spec.Network.Mode
+	}
+	p.Inspect = b.inspected(sb.Spec)
+	c, err := e.opts.Network.Compile(p)
+	if err != nil {
+		return sandbox.AppliedPolicy{}, err
+	}
+	a, err := e.opts.Network.SetPolicy(ctx, sb.Slot, c.NetworkPolicy)
+	if err != nil {
+		return a, err
+	}
+	b.mu.Lock()
+	b.rec.Spec.Network, b.rec.NetworkHash, b.rec.Proof = a.Policy, a.Hash, nil
+	b.notify()
+	b.mu.Unlock()
+	if err := b.persist().Wait(); err != nil {
+		return a, err
+	}
+	e.events.emit(b.tenant, b.id, eventNetwork, string(a.Policy.Mode), map[string]string{"hash": a.Hash, "rules": fmt.Sprint(len(a.Policy.Rules))})
+	return a, nil
+}
+
+// Network reads a sandbox's policy back from where it is enforced.
+func (e *Engine) Network(ctx context.Context, tenant, ref string) (sandbox.AppliedPolicy, error) {
+	b, err := e.usable(ctx, tenant, ref)
+	if err != nil {
+		return sandbox.AppliedPolicy{}, err
+	}
+	return e.opts.Network.ReadBack(ctx, b.record().Slot)
+}
+
+// ExplainNetwork says what a policy does with a host, and which rule says so.
+func (e *Engine) ExplainNetwork(ctx context.Context, tenant, ref string, q NetworkQuestion) (sandbox.Explanation, error) {
+	var x sandbox.Explanation
+	np := q.Policy
+	if np == nil {
+		sb, err := e.Get(ctx, tenant, ref)
+		if err != nil {
+			return x, err
+		}
+		np = &sb.Spec.Network
+	}
+	p, err := e.opts.Network.Compile(*np)
+	if err != nil {
+		return x, err
+	}
+	f := policy.Flow{Port: q.Port, Protocol: q.Protocol}
+	switch f.Protocol {
+	case "":
+		f.Protocol = sandbox.ProtocolTCP
+	case sandbox.ProtocolTCP, sandbox.ProtocolUDP, sandbox.ProtocolICMP:
+	default:
+		return x, sandbox.Invalid.Errorf("protocol %q: want tcp, udp or icmp", q.Protocol)
+	}
+	if f.Addr, err = netip.ParseAddr(q.Host); err != nil {
+		f.Addr = netip.Addr{}
+		name, ok := policy.Name(q.Host)
+		if !ok {
+			return x, sandbox.Invalid.Errorf("host %q is neither a name nor an IPv4 address", q.Host)
+		}
+		f.Name = name
+	}
+	hosts := e.opts.Network.HostAddrs()
+	via := func(v policy.Verdict) string {
+		switch {
+		case f.Protocol == sandbox.ProtocolTCP && p.Inspects(f.Name):
+			return "inspected"
+		case v.Checked, p.CheckAll() && f.Protocol == sandbox.ProtocolTCP && (f.Port == 80 || f.Port == 443), p.Upstream != "":
+			return "proxy"
+		}
+		return "direct"
+	}
+	if f.Name == "" {
+		v := p.Decide(f, hosts...)
+		x.Allowed, x.Rule = v.Allowed, v.Rule
+		if v.Allowed {
+			x.Via = via(v)
+		}
+		return x, nil
+	}
+	if ok, _, rule := p.Resolves(f.Name); !ok {
+		x.Rule = rule
+		return x, nil
+	}
+	v := p.Decide(f)
+	x.Allowed, x.Rule = v.Allowed, v.Rule
+	addrs, err := e.opts.Network.Lookup(ctx, f.Name)
+	if err != nil {
+		x.Rule += "; the name does not resolve now: " + err.Error()
+	}
+	reachable := len(addrs) == 0
+	for _, a := range addrs {
+		g := f
+		g.Addr = a
+		va := p.Decide(g, hosts...)
+		x.Addresses = append(x.Addresses, sandbox.ExplainedAddr{Addr: a, Allowed: va.Allowed, Rule: va.Rule})
+		reachable = reachable || va.Allowed
+		if va.Allowed && !x.Allowed { // an address rule lets it through
+			x.Allowed, x.Rule, v = true, va.Rule, va
+		}
+	}
+	if x.Allowed && !reachable {
+		x.Allowed, x.Rule = false, x.Addresses[0].Rule
+	}
+	if x.Allowed {
+		x.Via = via(v)
+	}
+	return x, nil
+}
+
+// probeWait bounds one try of the canary.
+const probeWait = 2 * time.Second
+
+// ProveNetwork reads the rules back and lets a canary inside the sandbox try
+// what its policy denies and allows. Nothing is assumed: a check that could not
+// be made fails the proof.
+func (e *Engine) ProveNetwork(ctx context.Context, tenant, ref string) (sandbox.Proof, error) {
+	b, err := e.usable(ctx, tenant, ref)
+	if err != nil {
+		return sandbox.Proof{}, err
+	}
+	return b.prove(ctx)
+}
+
+func (b *box) prove(ctx context.Context) (sandbox.Proof, error) {
+	b.policyMu.Lock() // the policy that is proven is not to change meanwhile
+	defer b.policyMu.Unlock()
+	e := b.e
+	sb := b.record()
+	c, err := b.guest(ctx)
+	if err != nil {
+		return sandbox.Proof{}, err
+	}
+	p, err := e.opts.Network.Compile(sb.Spec.Network)
+	if err != nil {
+		return sandbox.Proof{}, err
+	}
+	pr := sandbox.Proof{Result: sandbox.ProofEnforced, Hash: sb.NetworkHash, Time: time.Now()}
+	add := func(k sandbox.ProofCheck) {
+		k.OK = k.Got == k.Want
+		if !k.OK {
+			pr.Result = sandbox.ProofFailed
+		}
+		pr.Checks = append(pr.Checks, k)
+	}
+	k := sandbox.ProofCheck{What: "rules", Target: sb.NetworkHash, Want: "in_force", Got: "in_force"}
+	if a, err := e.opts.Network.ReadBack(ctx, sb.Slot); err != nil {
+		k.Got, k.Detail = "unknown", err.Error()
+	} else if a.Hash != sb.NetworkHash {
+		k.Got, k.Detail = "another", "read back: "+a.Hash
+	}
+	add(k)
+	t := &canary{c: c, dns: e.opts.Network.DNS()}
+	hosts := e.opts.Network.HostAddrs()
+	// 192.0.0.192 is in use nowhere (RFC 6890), the others are documentation's
+	// and a neighbour's: if a rule were missing, the try would reach nobody.
+	for _, try := range []struct {
+		what string
+		to   []string
+	}{
+		{"denied_address", []string{"192.0.2.254:443", "198.51.100.254:443", "203.0.113.254:443", "192.0.0.192:443", "240.0.0.1:443"}},
+		{"metadata_address", []string{"169.254.169.254:80"}},
+	} {
+		for _, s := range try.to {
+			to := netip.MustParseAddrPort(s)
+			if p.Decide(policy.Flow{Addr: to.Addr(), Port: to.Port(), Protocol: sandbox.ProtocolTCP}, hosts...).Allowed {
+				continue // granted by the operator: the next will do
+			}
+			got, detail := t.connect(ctx, to)
+			add(sandbox.ProofCheck{What: try.what, Target: s, Want: "refused", Got: got, Detail: detail})
+			break
+		}
+	}
+	if name := deniedName(p); name != "" {
+		got, detail := "refused", ""
+		if addrs, why := t.lookup(ctx, name); len(addrs) > 0 {
+			got, detail = "reached", fmt.Sprint("resolves to ", addrs)
+		} else if why != nil {
+			detail = why.Error()
+		}
+		add(sandbox.ProofCheck{What: "denied_name", Target: name, Want: "refused", Got: got, Detail: detail})
+	}
+	if name, port := allowedName(p); name != "" {
+		got, detail := "refused", ""
+		addrs, why := t.lookup(ctx, name)
+		switch {
+		case why != nil:
+			detail = why.Error()
+		case len(addrs) == 0:
+			detail = "no address"
+		default:
+			got, detail = t.connect(ctx, netip.AddrPortFrom(addrs[0], port))
+		}
+		add(sandbox.ProofCheck{What: "allowed_name", Target: fmt.Sprintf("%s:%d", name, port), Want: "reached", Got: got, Detail: detail})
+	}
+	b.mu.Lock()
+	b.rec.Proof = &pr
+	b.mu.Unlock()
+	b.persist()
+	e.events.emit(b.tenant, b.id, eventProof, pr.Result, map[string]string{"hash": pr.Hash})
+	return pr, nil
+}
+
+// inspected are the domains whose requests the proxy has to read for the sake of
+// the sandbox's secrets.
+func (b *box) inspected(sandbox.Spec) []string { return nil }
+
+func failedChecks(pr sandbox.Proof) string {
+	var out []string
+	for _, k := range pr.Checks {
+		if !k.OK {
+			out = append(out, fmt.Sprintf("%s %s: want %s, got %s", k.What, k.Target, k.Want, k.Got))
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+// canary tries from inside.
+type canary struct {
+	c   *guest.Client
+	dns netip.Addr
+}
+
+// connect says "reached", "refused", or "unknown" when the guest did not tell.
+func (t *canary) connect(ctx context.Context, to netip.AddrPort) (got, detail string) {
+	_, err := t.c.Reach(ctx, false, to, nil, probeWait)
+	var no syscall.Errno
+	switch {
+	case err == nil:
+		return "reached", ""
+	case errors.As(err, &no):
+		return "refused", no.Error()
+	}
+	return "unknown", err.Error()
+}
+
+// lookup asks the sandbox's resolver, as a program inside would.
+func (t *canary) lookup(ctx context.Context, name string) ([]netip.Addr, error) {
+	var q dns.Msg
+	q.SetQuestion(dns.Fqdn(name), dns.TypeA)
+	raw, err := q.Pack()
+	if err != nil {
+		return nil, sandbox.Internal.Errorf("pack query: %w", err)
+	}
+	raw, err = t.c.Reach(ctx, true, netip.AddrPortFrom(t.dns, 53), raw, probeWait)
+	if err != nil {
+		return nil, err
+	}
+	var m dns.Msg
+	if err := m.Unpack(raw); err != nil || m.Id != q.Id {
+		return nil, sandbox.Unavailable.Errorf("the resolver's answer is not one")
+	}
+	var out []netip.Addr
+	for _, rr := range m.Answer {
+		if a, ok := rr.(*dns.A); ok {
+			if ip, ok := netip.AddrFromSlice(a.A.To4()); ok {
+				out = append(out, ip)
+			}
+		}
+	}
+	if len(out) == 0 {
+		return nil, sandbox.Denied.Errorf("%s", strings.ToLower(dns.RcodeToString[m.Rcode]))
+	}
+	return out, nil
+}
+
+// deniedName finds a name that the policy does not resolve: one that exists
+// nowhere (RFC 6761), or one that a rule denies.
+func deniedName(p *policy.Policy) string {
+	for _, r := range p.Rules {
+		if r.Action == sandbox.RuleDeny && r.Domain != "" && !strings.HasPrefix(r.Domain, "*") {
+			if ok, _, _ := p.Resolves(r.Domain); !ok {
+				return r.Domain
+			}
+		}
+	}
+	const nowhere = "canary.vivarium.invalid"
+	if ok, _, _ := p.Resolves(nowhere); !ok {
+		return nowhere
+	}
+	return ""
+}
+
+// allowedName finds a name and a TCP port that the policy allows by a rule.
+func allowedName(p *policy.Policy) (string, uint16) {
+	for _, r := range p.Rules {
+		if r.Action != sandbox.RuleAllow || r.Domain == "" || strings.HasPrefix(r.Domain, "*") || r.Protocol == sandbox.ProtocolUDP {
+			continue
+		}
+		ports := policy.NamePorts(r)
+		port := ports[len(ports)-1].Lo
+		if p.Decide(policy.Flow{Name: r.Domain, Port: port, Protocol: sandbox.ProtocolTCP}).Allowed {
+			return r.Domain, port
+		}
+	}
+	return "", 0
+}
