@@ -15,16 +15,18 @@ import (
 type specFlags struct {
 	cmd *cobra.Command
 
-	name, hostname, runtime, network, pull string
-	entrypoint, workdir, user              string
-	tags, env, capAdd, capDrop             []string
-	cpus, cpuRequest                       string
-	memory, memoryRequest, disk            string
-	pids                                   int64
-	timeout, idleTimeout                   time.Duration
-	probeTCP                               uint16
-	probeCmd                               string
-	probeInterval, probeTimeout            time.Duration
+	policy *policyFlags
+
+	name, hostname, runtime, pull       string
+	entrypoint, workdir, user           string
+	tags, env, capAdd, capDrop, secrets []string
+	cpus, cpuRequest                    string
+	memory, memoryRequest, disk         string
+	pids                                int64
+	timeout, idleTimeout                time.Duration
+	probeTCP                            uint16
+	probeCmd                            string
+	probeInterval, probeTimeout         time.Duration
 }
 
 func addSpecFlags(cmd *cobra.Command) *specFlags {
@@ -34,7 +36,6 @@ func addSpecFlags(cmd *cobra.Command) *specFlags {
 	fs.StringVar(&f.hostname, "hostname", "", "hostname inside; default is the name, else the id")
 	fs.StringArrayVar(&f.tags, "tag", nil, "KEY=VALUE to find it by; may be repeated")
 	fs.StringVar(&f.runtime, "runtime", "", "gvisor or vm")
-	fs.StringVar(&f.network, "network", "", "public or none")
 	fs.StringVar(&f.pull, "pull", "", "missing, always or never")
 	fs.StringVar(&f.cpus, "cpus", "", "hard limit of CPUs, such as 2 or 0.5")
 	fs.StringVar(&f.cpuRequest, "cpu-request", "", "CPUs that are guaranteed")
@@ -54,6 +55,8 @@ func addSpecFlags(cmd *cobra.Command) *specFlags {
 	fs.StringVar(&f.probeCmd, "probe-cmd", "", "ready when this shell command succeeds inside")
 	fs.DurationVar(&f.probeInterval, "probe-interval", 0, "between two tries (default 100ms)")
 	fs.DurationVar(&f.probeTimeout, "probe-timeout", 0, "of one try (default 5s)")
+	fs.StringArrayVar(&f.secrets, "secret", nil, "name of a secret (viv secret set) for its hosts; may be repeated")
+	f.policy = addPolicyFlags(fs)
 	return f
 }
 
@@ -77,9 +80,10 @@ func (f *specFlags) spec(a *app, args []string) (*v1.SandboxSpec, error) {
 	if changed("entrypoint") {
 		s.Entrypoint = []string{f.entrypoint}
 	}
-	if f.network != "" {
-		s.Network = &v1.NetworkPolicy{Mode: f.network}
+	if s.Network, err = f.policy.policy(); err != nil {
+		return nil, err
 	}
+	s.Secrets = f.secrets
 	if len(f.capAdd)+len(f.capDrop) > 0 {
 		s.Capabilities = &v1.Capabilities{Add: capabilities(f.capAdd), Drop: capabilities(f.capDrop)}
 	}

@@ -37,6 +37,9 @@ type Client struct {
 	Files     vivariumv1connect.FileServiceClient
 	Ports     vivariumv1connect.PortServiceClient
 	Images    vivariumv1connect.ImageServiceClient
+	Networks  vivariumv1connect.NetworkServiceClient
+	Secrets   vivariumv1connect.SecretServiceClient
+	Tunnels   vivariumv1connect.TunnelServiceClient
 	Daemon    vivariumv1connect.DaemonServiceClient
 
 	transport *http.Transport
@@ -77,6 +80,9 @@ func New(addr, token string) (*Client, error) {
 		Files:     vivariumv1connect.NewFileServiceClient(hc, base, opts...),
 		Ports:     vivariumv1connect.NewPortServiceClient(hc, base, opts...),
 		Images:    vivariumv1connect.NewImageServiceClient(hc, base, opts...),
+		Networks:  vivariumv1connect.NewNetworkServiceClient(hc, base, opts...),
+		Secrets:   vivariumv1connect.NewSecretServiceClient(hc, base, opts...),
+		Tunnels:   vivariumv1connect.NewTunnelServiceClient(hc, base, opts...),
 		Daemon:    vivariumv1connect.NewDaemonServiceClient(hc, base, opts...),
 		transport: t,
 	}, nil
