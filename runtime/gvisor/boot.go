@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -196,9 +197,8 @@ func (r *Runtime) readState(id string) (state, error) {
 
 // failure adds what the sentry said before it died.
 func (m *machine) failure(what string, err error) error {
-	if b, rerr := os.ReadFile(filepath.Join(m.r.dir(m.id), "panic.log")); rerr == nil && len(b) > 0 {
-		const most = 2000
-		return sandbox.Internal.Errorf("%s: %w; the sentry said: %s", what, err, b[:min(len(b), most)])
+	if b := head(filepath.Join(m.r.dir(m.id), "panic.log"), 2000); len(b) > 0 {
+		return sandbox.Internal.Errorf("%s: %w; the sentry said: %s", what, err, b)
 	}
 	if sandbox.KindOf(err) == sandbox.Timeout {
 		return sandbox.Timeout.Errorf("%s: %w", what, err)
@@ -207,6 +207,17 @@ func (m *machine) failure(what string, err error) error {
 		return sandbox.Exhausted.Errorf("%s: %w: out of memory", what, err).WithHint("raise the memory limit")
 	}
 	return sandbox.Internal.Errorf("%s: %w", what, err)
+}
+
+// head is how a file begins: the sentry writes it, and may be anybody's by then.
+func head(name string, n int64) []byte {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	b, _ := io.ReadAll(io.LimitReader(f, n))
+	return b
 }
 
 // hostError gives a failure of the host's file system its kind.
