@@ -210,7 +210,7 @@ func (n *Node) hash(p sandbox.NetworkPolicy) string {
 		Grants  []Grant                `json:",omitempty"`
 		Deny    []netip.Prefix         `json:",omitempty"`
 		Floor   *sandbox.NetworkPolicy `json:",omitempty"`
-	}{2, p, special, n.Grants, n.Deny, &n.Floor}
+	}{3, p, special, n.Grants, n.Deny, &n.Floor}
 	if p.Mode == sandbox.NetworkNone { // nothing adds to nothing
 		v.Special, v.Grants, v.Deny, v.Floor = nil, nil, nil, nil
 	}
@@ -262,7 +262,26 @@ func (p *Policy) Decide(f Flow, hosts ...netip.Addr) Verdict {
 		return Verdict{ByName: fl.byName, Rule: p.floor.tell("floor", fl.rule)}
 	}
 	d := p.own.decide(f)
+	if d.allowed && p.own.mode == sandbox.NetworkPublic && resolverPort(f) && !p.own.namesPort(d.rule) && !p.node.grantsPort(f) {
+		return Verdict{Rule: "mode public: DNS goes to the sandbox's own resolver alone"}
+	}
 	return Verdict{Allowed: d.allowed, Checked: d.allowed && (d.checked || fl.checked), ByName: d.byName || fl.byName, Rule: p.own.tell("policy", d.rule)}
+}
+
+// resolverPort says whether a flow is for DNS, or DNS over TLS or DTLS (RFC 7858,
+// RFC 8094), somewhere else. Under mode public those pass only where a rule or a
+// grant names the port: names that another resolver answers are in nobody's log,
+// and no rule about names would hold.
+func resolverPort(f Flow) bool {
+	return f.Protocol != sandbox.ProtocolICMP && (f.Port == 53 || f.Port == 853)
+}
+
+// ResolverPorts are the ports that mode public alone does not open.
+func ResolverPorts() []uint16 { return []uint16{53, 853} }
+
+// grantsPort says whether a grant names the flow's port.
+func (n *Node) grantsPort(f Flow) bool {
+	return f.Addr.IsValid() && slices.ContainsFunc(n.Grants, func(g Grant) bool { return len(g.Ports) > 0 && g.opens(f) })
 }
 
 // ranges decides what the operator's ranges decide.
@@ -306,9 +325,13 @@ func (p *Policy) CheckAll() bool {
 	return (p.own.deniesNames || p.floor.deniesNames) && p.own.allowsAddrs && p.floor.allowsAddrs
 }
 
-// Simple says that the policy is its mode and nothing else.
+// Simple says that the policy is its mode and nothing else: none, or public where
+// the operator has no floor.
 func (p *Policy) Simple() bool {
-	return len(p.Rules) == 0 && len(p.node.Floor.Rules) == 0 && p.floor.mode == sandbox.NetworkPublic &&
+	if p.Mode == sandbox.NetworkNone {
+		return true
+	}
+	return len(p.Rules) == 0 && !p.ResolveAny && p.BytesPerSecond == 0 && p.ConnsPerSecond == 0 && len(p.node.Floor.Rules) == 0 && p.floor.mode == sandbox.NetworkPublic &&
 		len(p.Inspect) == 0 && p.Upstream == "" && !p.Source.IsValid() && p.Mode != sandbox.NetworkAllowlist
 }
 

@@ -77,9 +77,13 @@ func TestTruthTable(t *testing.T) {
 		{"zero", sandbox.NetworkPolicy{}, nil, []string{"8.8.8.8:443/tcp", "x.com@8.8.8.8:443/tcp", "8.8.8.8/icmp"}, nil, []string{"x.com"}},
 		{"none", list(t, none), nil, []string{"8.8.8.8:443/tcp", "10.9.0.1:5432/tcp"}, nil, []string{"x.com"}},
 		{"public", list(t, public),
-			[]string{"8.8.8.8:443/tcp", "8.8.8.8:53/udp", "8.8.8.8/icmp", "x.com@8.8.8.8:22/tcp", "10.9.0.1:5432/tcp", "203.0.113.7:1/udp", "203.0.113.7/icmp"},
-			[]string{"10.0.0.1:80/tcp", "169.254.169.254:80/tcp", "127.0.0.1:80/tcp", "100.64.0.1:80/tcp", "224.0.0.1:1/udp", "255.255.255.255:1/udp", "10.9.0.1:80/tcp", "10.9.0.1/icmp", "198.41.0.4:53/udp", "5.5.5.2:22/tcp", "::ffff:10.0.0.1:80/tcp", "2001:db8::1:80/tcp"},
+			[]string{"8.8.8.8:443/tcp", "8.8.8.8:123/udp", "8.8.8.8/icmp", "x.com@8.8.8.8:22/tcp", "10.9.0.1:5432/tcp", "203.0.113.7:1/udp", "203.0.113.7/icmp"},
+			[]string{"10.0.0.1:80/tcp", "169.254.169.254:80/tcp", "127.0.0.1:80/tcp", "100.64.0.1:80/tcp", "224.0.0.1:1/udp", "255.255.255.255:1/udp", "10.9.0.1:80/tcp", "10.9.0.1/icmp", "198.41.0.4:53/udp", "5.5.5.2:22/tcp", "::ffff:10.0.0.1:80/tcp", "2001:db8::1:80/tcp",
+				"8.8.8.8:53/udp", "8.8.8.8:53/tcp", "8.8.8.8:853/tcp", "8.8.8.8:853/udp", "x.com@8.8.8.8:53/udp", "203.0.113.7:53/udp"},
 			[]string{"x.com", "com"}, nil},
+		{"C10 another resolver that a rule names", list(t, public, "allow 8.8.8.8:53,853", "allow 9.9.9.9", "allow ns.x.com:53/udp"),
+			[]string{"8.8.8.8:53/udp", "8.8.8.8:53/tcp", "8.8.8.8:853/tcp", "9.9.9.9:80/tcp", "ns.x.com@1.1.1.1:53/udp"}, []string{"9.9.9.9:53/udp", "1.1.1.1:53/udp", "1.1.1.1:853/tcp", "ns.x.com@1.1.1.1:53/tcp"}, nil, nil},
+		{"C10 another resolver under an allow-list", list(t, allow, "allow 9.9.9.9", "allow dns.x.com"), []string{"9.9.9.9:53/udp", "dns.x.com@8.8.8.8:443/tcp"}, []string{"8.8.8.8:53/udp", "8.8.8.8:853/tcp", "dns.x.com@8.8.8.8:853/tcp"}, nil, nil},
 		{"empty allow-list is nothing", list(t, allow), nil, []string{"8.8.8.8:443/tcp", "x.com@8.8.8.8:443/tcp", "10.9.0.1:5432/tcp", "8.8.8.8/icmp", "8.8.8.8:53/udp"}, nil, []string{"x.com"}},
 		{"address", list(t, allow, "allow 8.8.8.0/24:53,443"),
 			[]string{"8.8.8.8:443/tcp", "8.8.8.8:53/udp", "x.com@8.8.8.8:53/tcp"}, []string{"8.8.8.8:80/tcp", "8.8.8.8/icmp", "8.8.9.8:443/tcp"}, nil, []string{"x.com"}},
@@ -103,7 +107,7 @@ func TestTruthTable(t *testing.T) {
 		{"exception before wildcard", list(t, allow, "deny a.x.com", "allow *.x.com"), []string{"b.x.com@8.8.8.8:443/tcp"}, []string{"a.x.com@8.8.8.8:443/tcp"}, []string{"b.x.com"}, []string{"a.x.com"}},
 		{"address before name", list(t, allow, "deny 8.8.8.0/24", "allow x.com"), []string{"x.com@1.1.1.1:443/tcp"}, []string{"x.com@8.8.8.8:443/tcp"}, []string{"x.com"}, nil},
 		{"name before address", list(t, allow, "allow x.com", "deny 8.8.8.0/24"), []string{"x.com@8.8.8.8:443/tcp"}, []string{"8.8.8.8:443/tcp"}, nil, nil},
-		{"public less an address", list(t, public, "deny 8.8.8.8:53"), []string{"8.8.8.8:443/tcp", "8.8.8.8/icmp"}, []string{"8.8.8.8:53/udp", "8.8.8.8:53/tcp"}, nil, nil},
+		{"public less an address", list(t, public, "deny 8.8.8.8:53"), []string{"8.8.8.8:443/tcp", "8.8.8.8/icmp"}, []string{"8.8.8.8:53/udp", "8.8.8.8:53/tcp", "9.9.9.9:53/tcp"}, nil, nil},
 		{"public less a name", list(t, public, "deny *.bad.com", "deny bad.com"), []string{"8.8.8.8:443/tcp", "x.com@8.8.8.8:443/tcp"}, []string{"bad.com@8.8.8.8:443/tcp", "a.bad.com@8.8.8.8:9/udp"}, []string{"x.com"}, []string{"bad.com", "a.bad.com"}},
 		{"public less a port of a name", list(t, public, "deny x.com:25"), []string{"x.com@8.8.8.8:443/tcp"}, []string{"x.com@8.8.8.8:25/tcp"}, []string{"x.com"}, nil},
 		{"preset", list(t, allow, "allow preset:debian"), []string{"deb.example.org@8.8.8.8:443/tcp", "security.example.org@8.8.8.8:80/tcp"}, []string{"security.example.org@8.8.8.8:443/tcp"}, []string{"deb.example.org"}, []string{"example.org"}},
@@ -308,5 +312,35 @@ func BenchmarkDecide(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+func TestReachesSome(t *testing.T) {
+	t.Parallel()
+	node := &Node{Grants: []Grant{{Prefix: netip.MustParsePrefix("10.9.0.0/24"), Ports: []uint16{5432}}}}
+	for _, c := range []struct {
+		p    sandbox.NetworkPolicy
+		name string
+		addr string
+		want bool
+	}{
+		{list(t, sandbox.NetworkPublic), "x.com", "8.8.8.8", true},
+		{list(t, sandbox.NetworkPublic), "x.com", "10.0.0.1", false},
+		{list(t, sandbox.NetworkPublic), "x.com", "10.9.0.1", true},
+		{list(t, sandbox.NetworkPublic, "deny 8.8.8.0/24"), "x.com", "8.8.8.8", false},
+		{list(t, sandbox.NetworkPublic, "deny 8.8.8.0/24:1-500", "deny 8.8.8.0/24:502-65535", "deny 8.8.8.0/24/icmp"), "x.com", "8.8.8.8", true},
+		{list(t, sandbox.NetworkPublic, "deny 8.8.8.0/24:1-500", "deny 8.8.8.0/24:501-65535", "deny 8.8.8.0/24/icmp"), "x.com", "8.8.8.8", false},
+		{list(t, sandbox.NetworkAllowlist, "allow x.com:7777/udp"), "x.com", "8.8.8.8", true},
+		{list(t, sandbox.NetworkAllowlist, "allow x.com"), "y.com", "8.8.8.8", false},
+		{list(t, sandbox.NetworkAllowlist, "allow db.com:5432/tcp"), "db.com", "10.9.0.1", true},
+		{list(t, sandbox.NetworkAllowlist, "allow db.com:5433/tcp"), "db.com", "10.9.0.1", false},
+	} {
+		p, err := node.Compile(c.p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.ReachesSome(c.name, netip.MustParseAddr(c.addr)); got != c.want {
+			t.Errorf("%v: %s at %s: %v", c.p, c.name, c.addr, got)
+		}
 	}
 }

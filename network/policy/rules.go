@@ -117,6 +117,11 @@ func covers(e sandbox.PolicyRule, f Flow) bool {
 	return want == f.Protocol && InPorts(NamePorts(e), f.Port)
 }
 
+// namesPort says whether a rule has ports of its own; rules by name always do.
+func (r *rules) namesPort(i int) bool {
+	return i >= 0 && (len(r.list[i].Ports) > 0 || r.list[i].Domain != "")
+}
+
 // NamePorts are the ports of an allow rule by name.
 func NamePorts(e sandbox.PolicyRule) []sandbox.PortRange {
 	if len(e.Ports) == 0 {
@@ -189,6 +194,72 @@ func (p *Policy) AddrRules() (floor, own []AddrRule, floorRest, ownRest bool) {
 		return out
 	}
 	return get(p.floor), get(p.own), p.floor.mode == sandbox.NetworkPublic, p.own.mode == sandbox.NetworkPublic
+}
+
+// ByName says whether any rule of floor or policy is about names.
+func (p *Policy) ByName() bool {
+	for _, r := range []*rules{p.own, p.floor} {
+		if len(r.exact)+len(r.below)+len(r.any) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// maxProbes bounds how many ports ReachesSome looks at.
+const maxProbes = 512
+
+// ReachesSome says whether a name's (canonical) address may be reached at all,
+// by any protocol on any port: what is not is of no use in an answer. The ports
+// at which some rule's opinion changes stand for all of them.
+func (p *Policy) ReachesSome(name string, a netip.Addr, hosts ...netip.Addr) bool {
+	try := func(proto string, port uint16) bool {
+		return p.Decide(Flow{Name: name, Addr: a, Port: port, Protocol: proto}, hosts...).Allowed
+	}
+	for _, port := range []uint16{443, 80, 22, 1} {
+		if try(sandbox.ProtocolTCP, port) {
+			return true
+		}
+	}
+	if try(sandbox.ProtocolUDP, 1) || try(sandbox.ProtocolICMP, 0) {
+		return true
+	}
+	ports := map[uint16]bool{54: true, 854: true}
+	add := func(ps []sandbox.PortRange) {
+		for _, q := range ps {
+			if len(ports) < maxProbes {
+				ports[q.Lo] = true
+				if q.Hi < 65535 {
+					ports[q.Hi+1] = true
+				}
+			}
+		}
+	}
+	for _, g := range p.node.Grants {
+		if g.Prefix.Contains(a) {
+			for _, q := range g.Ports {
+				add([]sandbox.PortRange{{Lo: q, Hi: q}})
+			}
+		}
+	}
+	for _, r := range []*rules{p.own, p.floor} {
+		r.named(name, func(is []int) {
+			for _, i := range is {
+				add(NamePorts(r.list[i]))
+			}
+		})
+		for _, i := range r.addrs {
+			if r.list[i].Prefix.Contains(a) {
+				add(r.list[i].Ports)
+			}
+		}
+	}
+	for q := range ports {
+		if try(sandbox.ProtocolTCP, q) || try(sandbox.ProtocolUDP, q) {
+			return true
+		}
+	}
+	return false
 }
 
 // Ports are the ports and protocols that some rule by name may open for a name
