@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -77,6 +78,10 @@ func Recovery(ctx context.Context, o RecoveryOptions) (_ *Result, err error) {
 	if err := r.settle(ctx); err != nil {
 		return nil, err
 	}
+	before, err := r.cpuOfAll(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
 	r.say("kill the daemon and start it again")
 	d.kill()
 	r.c.Close()
@@ -96,6 +101,14 @@ func Recovery(ctx context.Context, o RecoveryOptions) (_ *Result, err error) {
 	}
 	r.res.value(time.Since(start).Seconds(), "s")
 	r.res.latency(took)
+	if own, err := cpuTime(d.cmd.Process.Pid); err == nil {
+		r.res.detail("daemon_cpu", own.Seconds(), "s")
+	}
+	after, err := r.cpuOfAll(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	r.res.detail("sandboxes_cpu", (after - before).Seconds(), "s")
 	list, err := r.c.List(ctx, &v1.ListSandboxesRequest{Tags: map[string]string{benchTag: r.tag}})
 	if err != nil {
 		return nil, err
@@ -104,6 +117,18 @@ func Recovery(ctx context.Context, o RecoveryOptions) (_ *Result, err error) {
 		return nil, sandbox.Internal.Errorf("%d of %d sandboxes are left after the restart", len(list), r.N)
 	}
 	return r.res, nil
+}
+
+// cpuOfAll is the CPU time that the sandboxes have used, as the daemon reads it
+// from the host's cgroups.
+func (r *run) cpuOfAll(ctx context.Context, ids []string) (time.Duration, error) {
+	var sum atomic.Int64
+	err := parallel(ctx, askers, len(ids), func(ctx context.Context, i int) error {
+		sb, err := r.c.Get(ctx, ids[i])
+		sum.Add(int64(sb.GetUsage().GetCpu().AsDuration()))
+		return err
+	})
+	return time.Duration(sum.Load()), err
 }
 
 // reach connects once the daemon answers.

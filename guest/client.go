@@ -71,6 +71,9 @@ type Client struct {
 	filling bool
 	open    map[*hostConn]struct{} // in use by a stream
 	calls   *control               // nil until needed
+	// separate means that calls go over a connection of their own: one in
+	// between has failed.
+	separate bool
 }
 
 // Connect connects to the guest, trying again until ctx ends: a sandbox that
@@ -235,7 +238,7 @@ func (c *Client) take(ctx context.Context) (h *hostConn, old bool, err error) {
 
 // fillAfter is how long a spare connection is put off: the sandbox has better
 // things to do at the start of a command, and short ones give theirs back.
-const fillAfter = 15 * time.Millisecond
+const fillAfter = 200 * time.Millisecond
 
 // fill makes one spare connection, in the background, where there is none by
 // then.

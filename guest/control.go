@@ -26,10 +26,29 @@ type reply struct {
 	err error
 }
 
-// call makes a control call and returns the payload of the reply.
+// call makes a control call and returns the payload of the reply. It does with
+// a connection that is there already where it can: a new one costs the sandbox
+// more than most calls.
 func (c *Client) call(ctx context.Context, m wire.Method, fill func([]byte) []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.opts.StartTimeout)
 	defer cancel()
+	if h := c.spare(); h != nil {
+		p, err := h.callOnce(ctx, m, fill)
+		var said *sandbox.Error
+		if err == nil || errors.As(err, &said) {
+			c.put(h)
+			return p, err
+		}
+		c.discard(h)
+		if ctx.Err() != nil || c.life.Err() != nil {
+			return nil, c.failure(err)
+		}
+		// it was dead, or the guest is older than such calls
+		c.flush()
+		c.mu.Lock()
+		c.separate = true
+		c.mu.Unlock()
+	}
 	for try := 0; ; try++ {
 		k, fresh, err := c.controlConn(ctx)
 		if err != nil {
@@ -47,6 +66,60 @@ func (c *Client) call(ctx context.Context, m wire.Method, fill func([]byte) []by
 			return nil, c.failure(err)
 		}
 	}
+}
+
+// spare takes an idle connection for a call; nil if there is none, or one that
+// is for calls.
+func (c *Client) spare() *hostConn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.separate || c.calls != nil && c.calls.alive() || c.life.Err() != nil {
+		return nil
+	}
+	for n := len(c.idle); n > 0; n = len(c.idle) {
+		h := c.idle[n-1]
+		c.idle = c.idle[:n-1]
+		if h.alive() {
+			c.open[h] = struct{}{}
+			return h
+		}
+		h.close()
+	}
+	return nil
+}
+
+// callOnce makes a call as the only one on its connection. An error that is not
+// a *sandbox.Error leaves the connection of no more use.
+func (h *hostConn) callOnce(ctx context.Context, m wire.Method, fill func([]byte) []byte) ([]byte, error) {
+	const id = 1
+	if err := h.send(wire.TCall, func(b []byte) []byte {
+		b = wire.AppendUint(wire.AppendUint(b, id), uint64(m))
+		if fill != nil {
+			b = fill(b)
+		}
+		return b
+	}); err != nil {
+		return nil, err
+	}
+	t, p, err := h.next(ctx, 0)
+	if err != nil {
+		return nil, err
+	}
+	d := wire.NewDec(p)
+	if d.Uint(1<<62) != id || d.Bad() {
+		return nil, wire.ErrFrame
+	}
+	switch t {
+	case wire.TReply:
+		return append([]byte(nil), d.Rest()...), nil
+	case wire.TFail:
+		said, err := wire.DecodeError(d)
+		if err != nil {
+			return nil, wire.ErrFrame
+		}
+		return nil, said
+	}
+	return nil, wire.ErrFrame
 }
 
 func (c *Client) controlConn(ctx context.Context) (*control, bool, error) {

@@ -251,12 +251,14 @@ func TestHostileFiles(t *testing.T) {
 		frame(wire.TData, nil),
 	} {
 		script := func(c net.Conn, r *wire.Reader) {
-			r.Next() // what the connection is for
 			for {
-				if ty, _, err := r.Next(); err != nil || ty != wire.TCall {
+				switch ty, _, err := r.Next(); {
+				case err == nil && ty == wire.TControl: // the connection is for calls only
+				case err == nil && ty == wire.TCall:
+					c.Write(b)
+				default:
 					return
 				}
-				c.Write(b)
 			}
 		}
 		_, err := fake(t, guest.Options{}, script).Stat(t.Context(), "", "/", true)

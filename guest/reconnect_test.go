@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"vivarium/guest"
+	"vivarium/guest/wire"
 	"vivarium/sandbox"
 )
 
@@ -151,5 +152,65 @@ func TestReuse(t *testing.T) {
 	defer d.mu.Unlock()
 	if d.n > 10 {
 		t.Fatalf("%d connections for 50 execs", d.n)
+	}
+}
+
+// Calls do with the connection that is there.
+func TestCallsOnOneConnection(t *testing.T) {
+	t.Parallel()
+	b := start(t)
+	d := &cuts{dial: b.dial}
+	c, err := guest.Connect(b.ctx(), d.Dial, b.key, guest.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 20 {
+		if _, err := c.Ping(b.ctx()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Stat(b.ctx(), "", "/no/such/file", true); !errors.Is(err, sandbox.NotFound) {
+			t.Fatal(err)
+		}
+		if l, err := c.ListExecs(b.ctx()); err != nil || len(l) != 0 {
+			t.Fatal(l, err)
+		}
+		s, err := c.StartExec(b.ctx(), newID(), sandbox.ExecSpec{Argv: []string{"true"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := collect(t, s); r.st.Code != 0 {
+			t.Fatalf("%+v", r)
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.n != 1 {
+		t.Fatalf("%d connections", d.n)
+	}
+}
+
+// A guest of an earlier version takes calls only on a connection of their own.
+func TestCallsOfOldGuest(t *testing.T) {
+	t.Parallel()
+	c := fake(t, guest.Options{}, func(c net.Conn, r *wire.Reader) {
+		ty, _, err := r.Next()
+		if err != nil || ty != wire.TControl {
+			return
+		}
+		for {
+			ty, p, err := r.Next()
+			if err != nil || ty != wire.TCall {
+				return
+			}
+			d := wire.NewDec(p)
+			id := d.Uint(1 << 62)
+			c.Write(frame(wire.TReply, func(b []byte) []byte { return wire.AppendExecsHead(wire.AppendUint(b, id), false, 0) }))
+		}
+	})
+	for range 3 {
+		if l, err := c.ListExecs(t.Context()); err != nil || len(l) != 0 {
+			t.Fatal(l, err)
+		}
 	}
 }

@@ -109,6 +109,29 @@ func TestInitSignals(t *testing.T) {
 	if r := b.sh("trap - INT; kill -INT $$"); r.st.Signal != 2 {
 		t.Fatalf("signals are not as they should be in a command: %+v", r)
 	}
+	// what process 1 does about signals is no inheritance
+	for s := 1; s < 65; s++ {
+		switch unix.Signal(s) {
+		case 32, 33, 34: // shells do not have them
+			continue
+		case unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU: // nobody would wake it
+			continue
+		}
+		r := b.sh("kill -" + strconv.Itoa(s) + " $$; echo alive")
+		switch unix.Signal(s) {
+		case unix.SIGCHLD, unix.SIGCONT, unix.SIGURG, unix.SIGWINCH:
+			if r.out != "alive\n" {
+				t.Errorf("signal %d: %+v", s, r)
+			}
+		default:
+			if r.st.Signal != s {
+				t.Errorf("signal %d: %+v", s, r)
+			}
+		}
+	}
+	if r := b.sh("cat /proc/self/status | grep -E '^Sig(Blk|Ign|Cgt):' | grep -v 0000000000000000"); r.out != "" {
+		t.Errorf("%+v", r)
+	}
 	if _, err := b.Ping(b.ctx()); err != nil {
 		t.Fatal(err)
 	}

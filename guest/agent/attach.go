@@ -94,6 +94,9 @@ func (e *execution) receive(c *conn, s *sender) bool {
 			e.mu.Lock()
 			ok := s.finished
 			e.mu.Unlock()
+			if ok {
+				c.settle()
+			}
 			return ok
 		default:
 			return false

@@ -19,11 +19,13 @@ type conn struct {
 	raw syscall.RawConn
 	r   *wire.Reader
 	wmu sync.Mutex // one frame at a time
-	// nudging and nudges belong to the series of nudges after the last write;
-	// guarded by wmu.
+	// The series of nudges after the last write; guarded by wmu.
 	nudging *time.Timer
-	nudges  int
-	shut    bool // guarded by wmu
+	nudges  int       // how many there were
+	wrote   time.Time // the last one, or the last write
+	armed   bool      // nudging will fire
+	settled bool      // the host has all that was written
+	shut    bool      // guarded by wmu
 	// moved is how many bytes of data went either way for the present purpose.
 	moved atomic.Int64
 }
@@ -56,7 +58,7 @@ func (c *conn) fail(err error) error {
 func (c *conn) send(head, body []byte) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
-	defer c.nudgeLater(0)
+	defer c.nudgeLater()
 	if len(body) == 0 {
 		_, err := c.f.Write(head)
 		return err
@@ -128,24 +130,45 @@ func (c *conn) gone() bool {
 // never come, once in some ten thousand times.
 var nudgeAfter = [...]time.Duration{25 * time.Millisecond, 150 * time.Millisecond, time.Second}
 
-// nudgeLater starts the series over (n is 0) or goes on with it. wmu is held.
-func (c *conn) nudgeLater(n int) {
-	if c.nudges = n; n == len(nudgeAfter) || c.shut {
+// nudgeLater starts the series anew. wmu is held. A timer that runs is left to
+// find out by itself that there was another write: setting one wakes a thread.
+func (c *conn) nudgeLater() {
+	c.nudges, c.wrote, c.settled = 0, time.Now(), false
+	if c.armed || c.shut {
 		return
 	}
+	c.armed = true
 	if c.nudging == nil {
-		c.nudging = time.AfterFunc(nudgeAfter[n], c.nudge)
+		c.nudging = time.AfterFunc(nudgeAfter[0], c.nudge)
 	} else {
-		c.nudging.Reset(nudgeAfter[n])
+		c.nudging.Reset(nudgeAfter[0])
+	}
+}
+
+// settle ends the series: the host has shown that it has everything.
+func (c *conn) settle() {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	c.settled = true
+	if c.armed {
+		c.nudging.Stop()
+		c.armed = false
 	}
 }
 
 func (c *conn) nudge() {
-	if !c.wmu.TryLock() {
-		return // a write is under way, which begins the series again
+	if !c.wmu.TryLock() { // a write is under way, and may last
+		c.nudging.Reset(nudgeAfter[0])
+		return
 	}
 	defer c.wmu.Unlock()
-	if c.shut {
+	c.armed = false
+	if c.shut || c.settled || c.nudges == len(nudgeAfter) {
+		return
+	}
+	if wait := nudgeAfter[c.nudges] - time.Since(c.wrote); wait > 0 {
+		c.armed = true
+		c.nudging.Reset(wait)
 		return
 	}
 	b := wire.AppendFrame(nil, wire.TNudge, nil)
@@ -165,7 +188,12 @@ func (c *conn) nudge() {
 		}
 		return true
 	})
-	c.nudgeLater(c.nudges + 1)
+	c.nudges++
+	c.wrote = time.Now()
+	if c.nudges < len(nudgeAfter) {
+		c.armed = true
+		c.nudging.Reset(nudgeAfter[c.nudges])
+	}
 }
 
 // listener accepts connections from a listening socket.

@@ -49,6 +49,13 @@ func (a *Agent) control(c *conn) {
 	}
 }
 
+// once serves a single call. True means that the connection is free again.
+func (a *Agent) once(c *conn, p []byte) bool {
+	d := wire.NewDec(p)
+	id, method := d.Uint(1<<62), wire.Method(d.Uint(255))
+	return !d.Bad() && a.reply(c, id, method, bytes.Clone(d.Rest()))
+}
+
 func (a *Agent) reply(c *conn, id uint64, m wire.Method, p []byte) bool {
 	fill, err := a.call(m, p)
 	if err != nil {

@@ -5,12 +5,10 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
-	"os/signal"
 	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 	"unsafe"
 
@@ -54,6 +52,7 @@ func Main() error {
 	debug.SetGCPercent(50)
 	debug.SetMemoryLimit(96 << 20)
 	unix.Umask(0o022)
+	unix.Chdir("/") // see execution.fork
 	if err := setUp(setup); sandbox.KindOf(err) == sandbox.Internal {
 		return err
 	} else if err != nil {
@@ -136,26 +135,6 @@ func scrub(secret string) {
 			clear(mem[i : i+len(secret)])
 		}
 	}
-}
-
-// surviveSignals takes every signal that can be taken, so that none from inside
-// ends process 1. They are caught, not ignored: what is ignored stays ignored
-// in children.
-func surviveSignals() {
-	c := make(chan os.Signal, 16)
-	var all []os.Signal
-	for s := syscall.Signal(1); s <= 64; s++ {
-		switch s {
-		case unix.SIGKILL, unix.SIGSTOP, unix.SIGURG, unix.SIGCHLD, 32, 33: // the last two are of libc
-		default:
-			all = append(all, s)
-		}
-	}
-	signal.Notify(c, all...)
-	go func() {
-		for range c {
-		}
-	}()
 }
 
 var devNull = sync.OnceValue(func() int {

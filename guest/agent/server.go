@@ -121,6 +121,7 @@ func (a *Agent) handle(c *conn) {
 		if err != nil {
 			return
 		}
+		c.settle() // a host that begins something new has the answer to the last
 		free := a.first(c, t, p)
 		if c.moved.Swap(0) > trimBytes {
 			a.trim()
@@ -172,6 +173,8 @@ func (a *Agent) first(c *conn, t wire.Type, p []byte) bool {
 	case wire.TControl:
 		a.control(c)
 		return false
+	case wire.TCall: // one, on a connection that is for other things as well
+		return a.once(c, p)
 	case wire.TRead:
 		return a.readFile(c, p) == nil
 	case wire.TWrite:

@@ -56,13 +56,10 @@ func (e *execution) fork(s *wire.Start) (bad sandbox.ExitStatus, err error) {
 	if !strings.HasPrefix(dir, "/") {
 		dir = "/" + dir
 	}
-	if st, err := os.Stat(dir); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return notStarted(126, sandbox.NotFound.Errorf("working directory %s does not exist", clip(dir, 256)).WithHint("create it first, or choose another")), nil
+	if dir != "/" { // where process 1 is
+		if err := checkDir(dir); err != nil {
+			return notStarted(126, err), nil
 		}
-		return notStarted(126, sandbox.Invalid.Errorf("working directory: %w", err)), nil
-	} else if !st.IsDir() {
-		return notStarted(126, sandbox.Invalid.Errorf("working directory %s is not a directory", clip(dir, 256))), nil
 	}
 	env := environ(s, who)
 	prog, err := find(s.Argv[0], dir, value(env, "PATH"), who)
@@ -79,7 +76,10 @@ func (e *execution) fork(s *wire.Start) (bad sandbox.ExitStatus, err error) {
 		p.close()
 		return bad, err
 	}
-	attr := &syscall.ProcAttr{Dir: dir, Env: env, Files: p.child[:], Sys: &syscall.SysProcAttr{Setsid: true}}
+	attr := &syscall.ProcAttr{Env: env, Files: p.child[:], Sys: &syscall.SysProcAttr{Setsid: true}}
+	if dir != "/" {
+		attr.Dir = dir
+	}
 	if s.PTY != nil {
 		attr.Sys.Setctty = true
 	}
@@ -120,6 +120,20 @@ func (e *execution) fork(s *wire.Start) (bad sandbox.ExitStatus, err error) {
 		go e.write()
 	}
 	return bad, nil
+}
+
+// checkDir says what is wrong with a working directory.
+func checkDir(dir string) error {
+	st, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return sandbox.NotFound.Errorf("working directory %s does not exist", clip(dir, 256)).WithHint("create it first, or choose another")
+	case err != nil:
+		return sandbox.Invalid.Errorf("working directory: %w", err)
+	case !st.IsDir():
+		return sandbox.Invalid.Errorf("working directory %s is not a directory", clip(dir, 256))
+	}
+	return nil
 }
 
 // forkError tells a command that cannot run from a sandbox that is full.
@@ -251,7 +265,7 @@ func (p *plumbing) open(s *wire.Start, who *account) error {
 		if err != nil {
 			return err
 		}
-		unix.SetNonblock(w, true)
+		nonblock(w)
 		p.in = os.NewFile(uintptr(w), "stdin")
 		p.add(0, r)
 	}
@@ -267,7 +281,7 @@ func (p *plumbing) open(s *wire.Start, who *account) error {
 		if err != nil {
 			return err
 		}
-		unix.SetNonblock(r, true)
+		nonblock(r)
 		p.out[i] = os.NewFile(uintptr(r), "output")
 		p.add(1+i, w)
 	}
@@ -297,6 +311,9 @@ func (p *plumbing) close() {
 		}
 	}
 }
+
+// nonblock is for an end of a new pipe, whose flags are known.
+func nonblock(fd int) { unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_NONBLOCK) }
 
 func pipe() (r, w int, err error) {
 	var fd [2]int
