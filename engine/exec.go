@@ -87,7 +87,8 @@ func (e *Engine) StartExec(ctx context.Context, tenant, ref, id string, spec san
 	if err != nil {
 		return sandbox.Exec{}, err
 	}
-	if id == "" {
+	chosen := id != ""
+	if !chosen {
 		id = "ex-" + ulid.Make().String()
 	} else if !execForm.MatchString(id) {
 		return sandbox.Exec{}, sandbox.Invalid.Errorf("exec id %q: want up to 128 of a-z, A-Z, 0-9, _, ., : and -, the first a letter or digit", id)
@@ -101,7 +102,11 @@ func (e *Engine) StartExec(ctx context.Context, tenant, ref, id string, spec san
 	if id == sandbox.MainExec && !wantsMain(b.record().Spec) {
 		return sandbox.Exec{}, sandbox.Invalid.Errorf("exec id %q is that of the main command, and sandbox %s has none", id, b.id).WithHint("use another id")
 	}
-	b.askOnce(ctx)
+	if chosen { // it may be the id of one that only the guest knows
+		b.askOnce(ctx)
+	} else {
+		b.askLater()
+	}
 	if st := b.record(); !st.Stage.Usable() {
 		if st.Stage == sandbox.StageStopping || st.Stage == sandbox.StageEnded {
 			return sandbox.Exec{}, b.endedError()

@@ -353,6 +353,27 @@ func (b *box) askOnce(ctx context.Context) bool {
 	return true
 }
 
+// askAfter is how long a box that was found again and is used is not asked for
+// execs that only its guest knows: others that were found wait for their turn.
+const askAfter = 3 * time.Second
+
+// askLater is askOnce for those who need no answer now.
+func (b *box) askLater() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.unasked || b.ending != nil || b.left {
+		return
+	}
+	b.e.wg.Go(func() {
+		select {
+		case <-time.After(askAfter):
+			b.askOnce(b.life)
+		case <-b.quit:
+		case <-b.gone:
+		}
+	})
+}
+
 // ask compares the execs with what the guest knows.
 func (b *box) ask(ctx context.Context) error {
 	c, err := b.guest(ctx)
