@@ -40,6 +40,7 @@ func (a *app) secretSetCmd() *cobra.Command {
 	}
 	cmd.Flags().StringArrayVar(&s.Hosts, "host", nil, "whom it may be sent to: example.com, *.example.com; may be repeated")
 	cmd.Flags().StringVar(&s.Env, "env", "", "variable inside (default: the name)")
+	cmd.Flags().StringVar(&s.Prefix, "prefix", "", "what the placeholder begins with, for programs that look at it, such as ghp_")
 	cmd.Flags().BoolVar(&s.Query, "query", false, "also put it into the query of URLs")
 	cmd.Flags().BoolVar(&plain, "plain", false, "not bound to a host: the value itself is in the environment inside")
 	cmd.Flags().StringVar(&file, "file", "", "read the value from this file")

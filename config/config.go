@@ -120,6 +120,18 @@ type Network struct {
 	Pool      int      `yaml:"pool"`
 	Grants    []Grant  `yaml:"grants"`
 	Deny      []string `yaml:"deny"`
+	// Floor is a policy that every flow passes besides its sandbox's own.
+	Floor     Floor               `yaml:"floor"`
+	Presets   map[string][]string `yaml:"presets"`   // rules without "allow", by name
+	Upstreams map[string]string   `yaml:"upstreams"` // URLs of proxies, by name
+	Sources   []string            `yaml:"sources"`   // addresses of the host
+}
+
+// Floor is the operator's policy.
+type Floor struct {
+	Mode       string   `yaml:"mode"`
+	Rules      []string `yaml:"rules"` // "allow TARGET" or "deny TARGET"
+	ResolveAny bool     `yaml:"resolve_any"`
 }
 
 // Grant lets sandboxes with a network reach a special-purpose range, which
@@ -175,7 +187,7 @@ func Default() *Config {
 			Ready: Duration(2 * time.Minute), Stop: Duration(30 * time.Second),
 		},
 		Spool:   Spool{PerExec: 16 * mib, PerSandbox: 64 * mib},
-		Network: Network{Pool: 16},
+		Network: Network{Pool: 16, Floor: Floor{Mode: "public"}},
 		Images:  Images{DiskBudget: 50 * gib, MaxLayerBytes: 20 * gib, MaxEntries: 5_000_000},
 	}
 }

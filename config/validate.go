@@ -4,9 +4,14 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"net/url"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
+
+	"vivarium/network/policy"
+	"vivarium/sandbox"
 )
 
 // validate checks every setting by itself and against the others.
@@ -108,7 +113,7 @@ func (c *Config) validateResources(
 ) {
 	d, l := c.Defaults, c.Limits
 	oneOf("defaults.runtime", d.Runtime, "gvisor", "vm")
-	oneOf("defaults.network", d.Network, "public", "none")
+	oneOf("defaults.network", d.Network, "public", "none", "allowlist")
 	between("defaults.cpu_request", int(d.CPURequest), 1, 1_000_000)
 	between("defaults.cpu_limit", int(d.CPULimit), 10, 1_000_000)
 	if d.CPULimit < d.CPURequest {
@@ -184,6 +189,32 @@ func (c *Config) validateNetwork(bad func(string, string, ...any), between func(
 			if _, err := netip.ParseAddrPort(r); err != nil {
 				bad(index("network.resolvers", i), "%q is not an address", r)
 			}
+		}
+	}
+	if m := c.Network.Floor.Mode; m != "public" && m != "allowlist" {
+		bad("network.floor.mode", "%q is not public or allowlist", m)
+	}
+	for i, r := range c.Network.Floor.Rules {
+		if _, err := c.Network.Floor.rule(r); err != nil {
+			bad(index("network.floor.rules", i), "%v", err)
+		}
+	}
+	for name, rules := range c.Network.Presets {
+		for i, r := range rules {
+			if _, err := policy.ParseRule(sandbox.RuleAllow, r); err != nil {
+				bad(index("network.presets."+name, i), "%v", err)
+			}
+		}
+	}
+	for name, u := range c.Network.Upstreams {
+		p, err := url.Parse(u)
+		if err != nil || p.Hostname() == "" || p.Port() == "" || !slices.Contains([]string{"http", "https", "socks5"}, p.Scheme) {
+			bad("network.upstreams."+name, "want http, https or socks5 as in socks5://192.0.2.9:1080") // not the URL: it may have a password
+		}
+	}
+	for i, s := range c.Network.Sources {
+		if a, err := netip.ParseAddr(s); err != nil || !a.Is4() {
+			bad(index("network.sources", i), "%q is not an IPv4 address", s)
 		}
 	}
 	for i, d := range c.Network.Deny {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -23,6 +24,7 @@ import (
 	"vivarium/network/setup"
 	"vivarium/runtime/gvisor"
 	"vivarium/sandbox"
+	"vivarium/secret"
 	"vivarium/server/native"
 	"vivarium/store"
 	"vivarium/version"
@@ -62,6 +64,12 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		return nil, err
 	}
 	opts.Logger = log
+	var flows atomic.Pointer[engine.Engine] // who they are told to, once it is there
+	opts.OnFlows = func(slot string, ds []network.FlowDelta) {
+		if e := flows.Load(); e != nil {
+			e.Flowed(slot, ds)
+		}
+	}
 	images, err := image.Open(ctx, image.Options{
 		Dir: filepath.Join(cfg.DataDir, "images"), DiskBudget: int64(cfg.Images.DiskBudget), Reserve: int64(cfg.Reserve.Disk), Mirrors: cfg.Images.Mirrors, Insecure: cfg.Images.Insecure,
 		Credentials: credentials, Fetch: fetchPolicy(cfg, opts.Grants, opts.Deny),
@@ -136,8 +144,12 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		return nil, err
 	}
 	closers = append(closers, rt.Close)
+	vault, err := secret.Open(ctx, cfg.DataDir, st)
+	if err != nil {
+		return nil, err
+	}
 	eng, err = engine.Open(ctx, engine.Options{
-		Dir: cfg.DataDir, Store: st, Images: images, Network: nw, Runtimes: []sandbox.Runtime{rt},
+		Dir: cfg.DataDir, Store: st, Images: images, Network: nw, Secrets: vault, Runtimes: []sandbox.Runtime{rt},
 		Defaults: sandbox.Spec{
 			Runtime: cfg.Defaults.Runtime, Network: sandbox.NetworkPolicy{Mode: sandbox.NetworkMode(cfg.Defaults.Network)}, Resources: defaults,
 			Timeout: time.Duration(cfg.Defaults.Timeout), IdleTimeout: time.Duration(cfg.Defaults.IdleTimeout),
@@ -160,11 +172,12 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		return nil, err
 	}
 	closers = append(closers, eng.Close)
+	flows.Store(eng)
 	if err := assets.Prune(filepath.Join(cfg.DataDir, "bin"), programs, rt.NeedsSentry); err != nil {
 		log.Warn("remove programs of earlier versions", "err", err)
 	}
 	return &parts{
-		engine: eng, images: images, imageInUse: eng.ImageInUse, tokens: st,
+		engine: eng, secrets: vault, images: images, imageInUse: eng.ImageInUse, tokens: st,
 		buildBase: func(ctx context.Context, tenant string, r native.BaseRequest, progress func(image.Progress)) (*image.Image, error) {
 			o := image.BaseOptions{Suite: r.Suite, Packages: r.Packages, Tag: r.Tag, Out: &packages{progress: progress}}
 			if r.BuildTools {

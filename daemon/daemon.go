@@ -31,6 +31,7 @@ type parts struct {
 	images     native.Images
 	imageInUse func(id string) bool
 	buildBase  native.BuildBase
+	secrets    native.Secrets
 	tokens     server.TokenStore
 	// close stops what was built, in reverse order, and leaves sandboxes
 	// running. May be nil.
@@ -90,7 +91,7 @@ func run(ctx context.Context, cfg *config.Config, log *slog.Logger, build builde
 		return err
 	}
 	native.Register(srv, native.Backend{
-		Engine: p.engine, Images: p.images, Tokens: tokens, ImageInUse: p.imageInUse, BuildBase: p.buildBase,
+		Engine: p.engine, Images: p.images, Tokens: tokens, ImageInUse: p.imageInUse, Secrets: p.secrets, BuildBase: p.buildBase,
 	}, &server.Interceptor{Tokens: tokens, Log: log})
 	for _, a := range srv.Addrs() {
 		log.Info("listening", "network", a.Network(), "address", a.String())

@@ -7,6 +7,7 @@ import (
 
 	"vivarium/guest"
 	"vivarium/sandbox"
+	"vivarium/secret"
 	"vivarium/store"
 )
 
@@ -23,6 +24,7 @@ type box struct {
 
 	policyMu sync.Mutex // held by whoever changes or proves the policy; before mu
 	flows    flowLog
+	secrets  *secret.Binding // nil: none; guarded by mu
 
 	mu        sync.Mutex
 	rec       sandbox.Sandbox // guarded by mu

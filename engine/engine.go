@@ -15,6 +15,7 @@ import (
 	"vivarium/image"
 	"vivarium/network"
 	"vivarium/sandbox"
+	"vivarium/secret"
 	"vivarium/store"
 )
 
@@ -47,6 +48,7 @@ type Options struct {
 	Store     *store.Store
 	Images    *image.Store
 	Network   *network.Network
+	Secrets   *secret.Vault // nil: none are kept
 	Runtimes  []sandbox.Runtime
 	Defaults  sandbox.Spec // resources, timeouts, runtime and network of specs that leave them out
 	Limits    Limits

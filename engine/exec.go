@@ -163,7 +163,7 @@ func (b *box) startExec(ctx context.Context, id string, spec sandbox.ExecSpec) (
 	c, err := b.guest(sctx)
 	var s *guest.ExecStream
 	if err == nil {
-		s, err = c.StartExec(sctx, id, execSpec(&sb, spec))
+		s, err = c.StartExec(sctx, id, execSpec(&sb, b.environment(), spec))
 	}
 	if err != nil {
 		x.abandon()

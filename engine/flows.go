@@ -35,8 +35,8 @@ func flowKey(d network.FlowDelta) string {
 	return fmt.Sprint(d.Allowed, " ", t.Name, " ", t.Addr, " ", t.Port, " ", t.Protocol)
 }
 
-// flowed takes what the network saw of a slot since the last time.
-func (e *Engine) flowed(slot string, ds []network.FlowDelta) {
+// Flowed takes what the network saw of a slot since the last time.
+func (e *Engine) Flowed(slot string, ds []network.FlowDelta) {
 	b := e.bySlot(slot)
 	if b == nil {
 		return // it is of a sandbox that has ended, or is not known yet

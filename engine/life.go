@@ -261,12 +261,18 @@ func (b *box) start() error {
 	}
 	go b.watchMachine(m)
 	if err := b.stage(sandbox.StageNetwork, d.Network, func(ctx context.Context) error {
-		a, err := e.opts.Network.SetPolicy(ctx, m.Slot(), spec.Network)
+		if err := b.bind(ctx); err != nil {
+			return err
+		}
+		a, err := e.opts.Network.SetPolicy(ctx, m.Slot(), b.record().Spec.Network)
 		if err != nil {
 			return err
 		}
+		if err := b.inject(); err != nil {
+			return err
+		}
 		b.mu.Lock()
-		b.rec.NetworkHash = a.Hash
+		b.rec.Spec.Network, b.rec.NetworkHash = a.Policy, a.Hash
 		b.mu.Unlock()
 		return nil
 	}); err != nil {
@@ -283,7 +289,10 @@ func (b *box) start() error {
 				return err
 			}
 		}
-		return b.setXattrs(ctx, img)
+		if err := b.setXattrs(ctx, img); err != nil {
+			return err
+		}
+		return b.trust(ctx)
 	}); err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -62,7 +63,13 @@ func (e *Engine) SetNetwork(ctx context.Context, tenant, ref string, p sandbox.N
 	if p.Mode == "" {
 		p.Mode = sb.Spec.Network.Mode
 	}
-	p.Inspect = b.inspected(sb.Spec)
+	if p.Headers == nil {
+		p.Headers = sb.Spec.Network.Headers
+	} else if !reflect.DeepEqual(p.Headers, sb.Spec.Network.Headers) {
+		return sandbox.AppliedPolicy{}, sandbox.Unsupported.Errorf("the header rules of a running sandbox cannot be changed").
+			WithHint("what the proxy reads is settled when the sandbox is created: create another; the secrets in the rules can be changed")
+	}
+	p.Inspect = b.inspected()
 	c, err := e.opts.Network.Compile(p)
 	if err != nil {
 		return sandbox.AppliedPolicy{}, err
@@ -262,10 +269,6 @@ func (b *box) prove(ctx context.Context) (sandbox.Proof, error) {
 	e.events.emit(b.tenant, b.id, eventProof, pr.Result, map[string]string{"hash": pr.Hash})
 	return pr, nil
 }
-
-// inspected are the domains whose requests the proxy has to read for the sake of
-// the sandbox's secrets.
-func (b *box) inspected(sandbox.Spec) []string { return nil }
 
 func failedChecks(pr sandbox.Proof) string {
 	var out []string

@@ -69,7 +69,7 @@ func (b *box) try(ctx context.Context, p *sandbox.Probe) error {
 		return nil
 	}
 	sb := b.record()
-	s, err := c.StartExec(ctx, probePrefix+ulid.Make().String(), execSpec(&sb, sandbox.ExecSpec{Argv: p.Command, Output: sandbox.OutputDiscard, Timeout: p.Timeout}))
+	s, err := c.StartExec(ctx, probePrefix+ulid.Make().String(), execSpec(&sb, b.environment(), sandbox.ExecSpec{Argv: p.Command, Output: sandbox.OutputDiscard, Timeout: p.Timeout}))
 	if err != nil {
 		return err
 	}

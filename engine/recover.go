@@ -145,6 +145,7 @@ func (b *box) adopt(ctx context.Context, restarted bool) (*ending, error) {
 // The guest is called only where there is something to ask it, so that a
 // thousand idle sandboxes cost nothing.
 func (b *box) resume(ctx context.Context) {
+	b.rebind(ctx)
 	go b.watchMachine(b.machine)
 	b.watchDeadline()
 	b.e.events.emit(b.tenant, b.id, eventFound, "", nil)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"maps"
 	"net/netip"
 	"path"
 	"regexp"
@@ -125,6 +126,10 @@ func (e *Engine) complete(s sandbox.Spec) (sandbox.Spec, error) {
 	if s.Network.Mode == "" {
 		s.Network.Mode = d.Network.Mode
 	}
+	if err := e.checkSecrets(s); err != nil {
+		return s, err
+	}
+	s.Network.Inspect = nil // it is for us to say
 	np, err := e.opts.Network.Compile(s.Network)
 	if err != nil {
 		return s, err
@@ -206,17 +211,26 @@ func mainCommand(s sandbox.Spec, entrypoint, cmd []string) []string {
 	return append(append([]string(nil), entrypoint...), cmd...)
 }
 
+// mergedEnv is the environment of image and spec.
+func mergedEnv(sb *sandbox.Sandbox) map[string]string {
+	bare := *sb
+	bare.Base.Trust = nil
+	return execSpec(&bare, nil, sandbox.ExecSpec{}).Env
+}
+
 // execSpec is an exec with what the sandbox and its image give to it.
-func execSpec(sb *sandbox.Sandbox, x sandbox.ExecSpec) sandbox.ExecSpec {
-	env := make(map[string]string, len(sb.Base.Env)+len(sb.Spec.Env)+len(x.Env)+1)
+func execSpec(sb *sandbox.Sandbox, secrets map[string]string, x sandbox.ExecSpec) sandbox.ExecSpec {
+	env := maps.Clone(sb.Base.Trust)
+	if env == nil {
+		env = map[string]string{}
+	}
 	for _, kv := range sb.Base.Env {
 		if k, v, ok := strings.Cut(kv, "="); ok {
 			env[k] = v
 		}
 	}
-	for k, v := range sb.Spec.Env {
-		env[k] = v
-	}
+	maps.Copy(env, secrets)
+	maps.Copy(env, sb.Spec.Env)
 	env["HOSTNAME"] = hostname(sb)
 	for k, v := range x.Env {
 		env[k] = v

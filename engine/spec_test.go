@@ -167,7 +167,7 @@ func TestExecSpec(t *testing.T) {
 	sb := &sandbox.Sandbox{ID: "sb-ABC", Base: sandbox.Base{Env: []string{"PATH=/img", "A=img", "B=img", "C=img", "HOSTNAME=img", "broken"}, Workdir: "/img", User: "img"}}
 	sb.Spec.Env = map[string]string{"B": "sb", "C": "sb"}
 	x := sandbox.ExecSpec{Argv: []string{"a"}, Env: map[string]string{"C": "x"}}
-	got := execSpec(sb, x)
+	got := execSpec(sb, nil, x)
 	if want := map[string]string{"PATH": "/img", "A": "img", "B": "sb", "C": "x", "HOSTNAME": "sb-abc"}; !maps.Equal(got.Env, want) {
 		t.Errorf("env %v", got.Env)
 	}
@@ -175,18 +175,18 @@ func TestExecSpec(t *testing.T) {
 		t.Errorf("%q, %q", got.Workdir, got.User)
 	}
 	sb.Spec.Workdir, sb.Spec.User, sb.Spec.Name = "/sb", "sb", "web"
-	if got := execSpec(sb, x); got.Workdir != "/sb" || got.User != "sb" || got.Env["HOSTNAME"] != "web" {
+	if got := execSpec(sb, nil, x); got.Workdir != "/sb" || got.User != "sb" || got.Env["HOSTNAME"] != "web" {
 		t.Errorf("%q, %q, %q", got.Workdir, got.User, got.Env["HOSTNAME"])
 	}
 	sb.Spec.Hostname = "host"
 	x.Workdir, x.User, x.Env = "/x", "x", map[string]string{"HOSTNAME": "mine"}
-	if got := execSpec(sb, x); got.Workdir != "/x" || got.User != "x" || got.Env["HOSTNAME"] != "mine" {
+	if got := execSpec(sb, nil, x); got.Workdir != "/x" || got.User != "x" || got.Env["HOSTNAME"] != "mine" {
 		t.Errorf("%q, %q, %q", got.Workdir, got.User, got.Env["HOSTNAME"])
 	}
 	if len(x.Env) != 1 {
 		t.Errorf("the caller's own environment was changed: %v", x.Env)
 	}
-	if got := execSpec(&sandbox.Sandbox{}, sandbox.ExecSpec{}); got.Workdir != "/" {
+	if got := execSpec(&sandbox.Sandbox{}, nil, sandbox.ExecSpec{}); got.Workdir != "/" {
 		t.Errorf("%q", got.Workdir)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"vivarium/network/policy"
+	"vivarium/network/proxy"
 	"vivarium/sandbox"
 )
 
@@ -58,14 +59,16 @@ type slotMeta struct {
 
 type slot struct {
 	slotMeta
-	policy  *policy.Policy // in force; changed by use
-	dir     string
-	veth    string
-	addr    netip.Addr
-	gw      netip.Addr
-	dns     *dnsClient
-	dropped time.Time // when its namespace was let go; used by tend
-	busy    bool      // a policy change or release is under way; guarded by Network.mu
+	policy *policy.Policy // in force; changed by use
+	// injector stands between the slot and inspected names; guarded by Network.mu
+	injector proxy.Injector
+	dir      string
+	veth     string
+	addr     netip.Addr
+	gw       netip.Addr
+	dns      *dnsClient
+	dropped  time.Time // when its namespace was let go; used by tend
+	busy     bool      // a policy change or release is under way; guarded by Network.mu
 }
 
 // use makes p the slot's policy in memory. The caller holds Network.mu.

@@ -126,7 +126,8 @@ type Sandbox struct {
 
 // Base is what a sandbox's image gives to the commands in it.
 type Base struct {
-	Env     []string // KEY=value
+	Env     []string          // KEY=value
+	Trust   map[string]string `json:",omitempty"` // below Env: where programs find the sandbox's CA
 	Workdir string
 	User    string
 }

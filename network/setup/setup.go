@@ -10,7 +10,6 @@ import (
 
 	"vivarium/config"
 	"vivarium/network"
-	"vivarium/network/policy"
 	"vivarium/sandbox"
 )
 
@@ -34,23 +33,8 @@ func Options(cfg *config.Config) (network.Options, error) {
 			return o, sandbox.Invalid.Errorf("network.subnet: %w", err)
 		}
 	}
-	for _, g := range cfg.Network.Grants {
-		p, err := prefix(g.Prefix)
-		if err != nil {
-			return o, sandbox.Invalid.Errorf("network.grants: %w", err)
-		}
-		grant := policy.Grant{Prefix: p}
-		for _, port := range g.Ports {
-			grant.Ports = append(grant.Ports, uint16(port))
-		}
-		o.Grants = append(o.Grants, grant)
-	}
-	for _, d := range cfg.Network.Deny {
-		p, err := prefix(d)
-		if err != nil {
-			return o, sandbox.Invalid.Errorf("network.deny: %w", err)
-		}
-		o.Deny = append(o.Deny, p)
+	if o.Node, err = cfg.Network.Node(); err != nil {
+		return o, err
 	}
 	for _, r := range cfg.Network.Resolvers {
 		a, err := netip.ParseAddrPort(r)
@@ -64,12 +48,4 @@ func Options(cfg *config.Config) (network.Options, error) {
 		o.Upstream = append(o.Upstream, a)
 	}
 	return o, nil
-}
-
-// prefix takes an address for the network of it alone.
-func prefix(s string) (netip.Prefix, error) {
-	if a, err := netip.ParseAddr(s); err == nil {
-		return netip.PrefixFrom(a, a.BitLen()), nil
-	}
-	return netip.ParsePrefix(s)
 }

@@ -62,6 +62,8 @@ type Backend struct {
 	Tokens *server.Tokens
 	// ImageInUse says whether a sandbox needs an image; nil is none does.
 	ImageInUse func(id string) bool
+	// Secrets keeps values; nil where this node cannot.
+	Secrets Secrets
 	// BuildBase makes base images; nil where this node cannot.
 	BuildBase BuildBase
 }
@@ -75,13 +77,14 @@ func Register(s *server.Server, b Backend, in *server.Interceptor) {
 	handle(vivariumv1connect.NewFileServiceHandler(&files{eng: b.Engine}, opts...))
 	handle(vivariumv1connect.NewPortServiceHandler(&ports{eng: b.Engine}, opts...))
 	handle(vivariumv1connect.NewNetworkServiceHandler(&networks{eng: b.Engine}, opts...))
+	handle(vivariumv1connect.NewSecretServiceHandler(&secrets{vault: b.Secrets}, opts...))
 	handle(vivariumv1connect.NewImageServiceHandler(&images{store: b.Images, inUse: b.ImageInUse, base: b.BuildBase}, opts...))
 	handle(vivariumv1connect.NewDaemonServiceHandler(&daemon{eng: b.Engine, tokens: b.Tokens}, opts...))
 	reflector := grpcreflect.NewStaticReflector(
 		vivariumv1connect.SandboxServiceName, vivariumv1connect.ExecServiceName,
 		vivariumv1connect.FileServiceName, vivariumv1connect.PortServiceName,
 		vivariumv1connect.ImageServiceName, vivariumv1connect.DaemonServiceName,
-		vivariumv1connect.NetworkServiceName,
+		vivariumv1connect.NetworkServiceName, vivariumv1connect.SecretServiceName,
 	)
 	handle(grpcreflect.NewHandlerV1(reflector, opts...))
 	s.Streams(

@@ -1304,6 +1304,7 @@ type Secret struct {
 	Query         bool                   `protobuf:"varint,4,opt,name=query,proto3" json:"query,omitempty"` // also replaced in the query of a URL
 	Created       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created,proto3" json:"created,omitempty"`
 	Updated       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=updated,proto3" json:"updated,omitempty"`
+	Prefix        string                 `protobuf:"bytes,7,opt,name=prefix,proto3" json:"prefix,omitempty"` // what the placeholder begins with, such as ghp_; public
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1378,6 +1379,13 @@ func (x *Secret) GetUpdated() *timestamppb.Timestamp {
 		return x.Updated
 	}
 	return nil
+}
+
+func (x *Secret) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
 }
 
 type SetSecretRequest struct {
@@ -2290,14 +2298,15 @@ const file_vivarium_v1_network_proto_rawDesc = "" +
 	"\apresets\x18\x01 \x03(\v2\x13.vivarium.v1.PresetR\apresets\"2\n" +
 	"\x06Preset\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05rules\x18\x02 \x03(\tR\x05rules\"\xc6\x01\n" +
+	"\x05rules\x18\x02 \x03(\tR\x05rules\"\xde\x01\n" +
 	"\x06Secret\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05hosts\x18\x02 \x03(\tR\x05hosts\x12\x10\n" +
 	"\x03env\x18\x03 \x01(\tR\x03env\x12\x14\n" +
 	"\x05query\x18\x04 \x01(\bR\x05query\x124\n" +
 	"\acreated\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
-	"\aupdated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aupdated\"U\n" +
+	"\aupdated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aupdated\x12\x16\n" +
+	"\x06prefix\x18\a \x01(\tR\x06prefix\"U\n" +
 	"\x10SetSecretRequest\x12+\n" +
 	"\x06secret\x18\x01 \x01(\v2\x13.vivarium.v1.SecretR\x06secret\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\fR\x05value\"@\n" +
