@@ -260,7 +260,7 @@ func (r *real) apt(t *testing.T, keys, source string) {
 	conf.WriteString("APT::Sandbox::User \"root\"; Acquire::Languages \"none\"; Acquire::Check-Date \"false\"; Acquire::Check-Valid-Until \"false\"; APT::Architecture \"amd64\"; APT::Architectures {\"amd64\";};\n")
 	for p, b := range map[string]string{
 		"apt.conf": conf.String(), "status": "",
-		"etc/apt/sources.list": fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keys, source, codename(t)),
+		"etc/apt/sources.list":                               fmt.Sprintf("deb [signed-by=%s] %s %s main\n", keys, source, codename(t)),
 		"etc/apt/apt.conf.d/" + filepath.Base(files[0].Path): string(files[0].Data),
 	} {
 		if err := os.WriteFile(filepath.Join(root, p), []byte(b), 0o600); err != nil {
