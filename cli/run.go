@@ -252,6 +252,9 @@ func deathError(d *v1.Death) error {
 		if d.Hint == "" {
 			d.Hint = "give it more with --memory"
 		}
+	case sandbox.ReasonDisk:
+		code = 137
+		kind = sandbox.Exhausted
 	case sandbox.ReasonTimeout, sandbox.ReasonIdle:
 		code = 124
 		kind = sandbox.Timeout

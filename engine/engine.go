@@ -173,6 +173,7 @@ func Open(ctx context.Context, opts Options) (*Engine, error) {
 		return nil, err
 	}
 	e.wg.Go(e.sweep)
+	e.wg.Go(e.guardDisk)
 	return e, nil
 }
 

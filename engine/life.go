@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/oklog/ulid/v2"
-	"golang.org/x/sys/unix"
 
 	"vivarium/guest/wire"
 	"vivarium/image"
@@ -175,11 +174,11 @@ func (e *Engine) checkDisk() error {
 	if e.opts.Limits.ReserveDisk == 0 {
 		return nil
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(e.opts.Dir, &st); err != nil {
-		return sandbox.Internal.Errorf("look at free disk space: %w", err)
+	free, err := e.freeDisk()
+	if err != nil {
+		return err
 	}
-	if free := int64(st.Bavail) * st.Bsize; free < e.opts.Limits.ReserveDisk {
+	if free < e.opts.Limits.ReserveDisk {
 		return sandbox.Exhausted.Errorf("only %d MiB of disk are free below the data directory, and %d are kept in reserve", free>>20, e.opts.Limits.ReserveDisk>>20).
 			WithHint("remove sandboxes or images: `viv image prune`")
 	}

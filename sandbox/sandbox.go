@@ -141,6 +141,7 @@ const (
 	ReasonTimeout Reason = "timeout"
 	ReasonIdle    Reason = "idle"
 	ReasonOOM     Reason = "oom"
+	ReasonDisk    Reason = "disk"   // the node ran out of disk space, and it had written most
 	ReasonKilled  Reason = "killed" // its machine died of something else
 	ReasonFailed  Reason = "failed" // it never came to run
 	ReasonLost    Reason = "lost"   // the node restarted under it
