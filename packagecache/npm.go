@@ -72,6 +72,11 @@ func (c *Cache) npm(q *request) (*object, error) {
 			}
 			return out, typ, err
 		}}
+	if strings.HasPrefix(q.r.UserAgent(), "yarn/1.") {
+		// It would write our addresses into the project's yarn.lock, and has no
+		// setting against it. So it gets tarballs from upstream itself.
+		o.key, o.rewrite = o.key+" as it is", func(raw []byte, _ *url.URL, typ string) ([]byte, string, error) { return raw, typ, nil }
+	}
 	if accept == npmAbbreviated {
 		o.accept = npmAbbreviated + "; q=1.0, application/json; q=0.8, */*" // registries that have only the full one
 	}

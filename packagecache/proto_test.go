@@ -108,6 +108,9 @@ func TestNPM(t *testing.T) {
 			t.Errorf("%s: not verified: %+v", pkg, m)
 		}
 	}
+	if g := l.get("/npm/left-pad", "User-Agent", "yarn/1.22.22 npm/? node/v20.0.0 linux x64").want(t, 200, "-"); strings.Contains(g.body, l.addr) || !strings.Contains(g.body, "https://npm.example.com/reg/left-pad/-/") {
+		t.Errorf("yarn 1 would write into its lock file: %s", g.body)
+	}
 	l.get("/npm/-/ping").want(t, 200, "{}\n")
 }
 
@@ -389,7 +392,7 @@ func TestSetup(t *testing.T) {
 	l.cfg.GoDirect = true
 	l.start()
 	env, files := l.c.Setup(netip.MustParseAddrPort("10.1.2.3:81"))
-	for k, want := range map[string]string{"GOPROXY": "http://10.1.2.3:81/go,direct", "NPM_CONFIG_REGISTRY": "http://10.1.2.3:81/npm/", "PIP_INDEX_URL": "http://10.1.2.3:81/pypi/simple/", "PIP_TRUSTED_HOST": "10.1.2.3:81"} {
+	for k, want := range map[string]string{"GOPROXY": "http://10.1.2.3:81/go,direct", "NPM_CONFIG_REGISTRY": "http://10.1.2.3:81/npm/", "PIP_INDEX_URL": "http://10.1.2.3:81/pypi/simple/", "PIP_TRUSTED_HOST": "10.1.2.3:81", "UV_DEFAULT_INDEX": "", "GOSUMDB": ""} {
 		if env[k] != want {
 			t.Errorf("%s=%q, want %q", k, env[k], want)
 		}

@@ -32,13 +32,13 @@ func (c *Cache) Setup(base netip.AddrPort) (env map[string]string, files []File)
 		env["NPM_CONFIG_REGISTRY"] = root + "/npm/"
 		// Without it npm writes our address into the project's lock file.
 		env["NPM_CONFIG_OMIT_LOCKFILE_REGISTRY_RESOLVED"] = "true"
-		env["YARN_NPM_REGISTRY_SERVER"] = root + "/npm"
-		env["YARN_UNSAFE_HTTP_WHITELIST"] = base.Addr().String()
 	}
 	if len(c.up[PyPI]) > 0 {
 		env["PIP_INDEX_URL"] = root + "/pypi/simple/"
 		env["PIP_TRUSTED_HOST"] = base.String()
-		env["UV_DEFAULT_INDEX"] = root + "/pypi/simple/"
+		// Not UV_DEFAULT_INDEX: uv takes the index's address for a part of the
+		// project. It would write ours into uv.lock, and refuse (--locked) one that
+		// has another.
 	}
 	if hosts := c.debianHosts(); len(hosts) > 0 {
 		var b strings.Builder
