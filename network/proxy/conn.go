@@ -37,11 +37,13 @@ type conn struct {
 	judged   atomic.Pointer[policy.Policy] // by which all flows were judged
 	cur      atomic.Pointer[flow]          // that bytes are counted for
 	early    atomic.Int64                  // bytes sent before there was one
+	waiting  atomic.Bool                   // for the first byte, with the server connected
 
 	// of serve alone
 	buf   []byte // what the client said, unhandled
 	large bool   // buf is one of few that may be large
 
+	h2  bool // counted as such; guarded by Server.mu
 	web *web // of HTTP; set before the connection is handed to its server
 
 	mu      sync.Mutex
@@ -102,6 +104,7 @@ func (c *conn) route() (handed bool, why string) {
 		// It may wait for the server to speak first, as that of SMTP does. Nothing
 		// is said to the server until the client speaks, so it is still all one
 		// whether the client will claim a name.
+		c.waiting.Store(true)
 		if server, err = c.dial(); err != nil {
 			return false, c.refuse("", KindTCP, open.rule, "connect: "+cause(err), hard)
 		}
@@ -140,6 +143,9 @@ func (c *conn) route() (handed bool, why string) {
 			c.drop(server)
 		}
 		_ = c.tcp.SetReadDeadline(time.Time{})
+		if k == kindH2C && !c.s.takeH2(c) {
+			return false, c.refuse("", KindHTTP, "", "too many HTTP/2 connections of this sandbox", hard)
+		}
 		return c.handHTTP(k == kindH2C), "the proxy stops"
 	case kindUndecided:
 		if !free {
@@ -212,10 +218,7 @@ func (c *conn) splice(f *flow, server net.Conn, early []byte) (why string) {
 	}
 	buf := c.buf
 	c.buf = nil
-	if c.large {
-		c.large = false
-		c.s.giveLarge(c.id)
-	}
+	c.small()
 	if p, ok := server.(*prefixed); ok {
 		early = append(early, p.b...)
 		server = p.Conn
@@ -246,8 +249,11 @@ func (c *conn) splice(f *flow, server net.Conn, early []byte) (why string) {
 	if err == nil {
 		err = closeWrite(server)
 	}
-	if err != nil {
-		// Either the client is gone, or the server, whose last words may be unread.
+	if src := (*sourceError)(nil); errors.As(err, &src) {
+		c.abort("") // the client is gone
+	} else if err != nil {
+		// The server is gone, but its last words may be unread; or the client, while
+		// the kernel moved its bytes.
 		_ = server.SetReadDeadline(time.Now().Add(lastWords))
 	}
 	<-down
@@ -338,6 +344,12 @@ func (c *conn) recheck() bool {
 		}
 		c.abort(why)
 		return false
+	}
+	if len(fs) == 0 && c.waiting.Load() {
+		if j := judge(c.slot, "", c.dst, false); !j.allowed {
+			c.abort("the policy changed: " + j.reason)
+			return false
+		}
 	}
 	if u := c.slot.Upstream(); text(u) != text(c.upstream) {
 		c.abort("the policy changed: another upstream proxy")
@@ -508,8 +520,14 @@ func (c *conn) finish(why string) {
 		r.End, r.Reason = now, why
 		c.log(r)
 	}
+	c.small()
+	c.s.remove(c)
+}
+
+// small says that no large hello is held any more.
+func (c *conn) small() {
 	if c.large {
+		c.large = false
 		c.s.giveLarge(c.id)
 	}
-	c.s.remove(c)
 }

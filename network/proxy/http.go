@@ -74,7 +74,7 @@ func h2Config() *http.HTTP2Config {
 	return &http.HTTP2Config{
 		MaxConcurrentStreams:          128,
 		MaxReadFrameSize:              64 << 10,
-		MaxReceiveBufferPerConnection: 1 << 20,
+		MaxReceiveBufferPerConnection: 1 << 20, // see maxH2
 		MaxReceiveBufferPerStream:     1 << 20,
 		SendPingTimeout:               5 * time.Minute,
 		PingTimeout:                   time.Minute,
@@ -311,7 +311,6 @@ func (s *Server) servePlain(w http.ResponseWriter, r *http.Request) {
 	name, _, ok := hostOf(r.Host)
 	if !ok || r.URL.Scheme != "" && r.URL.Scheme != "http" {
 		c.refuse("", KindHTTP, "", "the Host is not one", none)
-		w.Header().Set("Connection", "close")
 		say(w, http.StatusBadRequest, "the Host is not one")
 		return
 	}

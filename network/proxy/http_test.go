@@ -537,7 +537,9 @@ func TestInspectTools(t *testing.T) {
 	l, inj, _ := inspected(t, func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "%s %s", r.Proto, r.Header.Get("Authorization"))
 	})
+	l.mu.Lock()
 	l.always = at(addrA, 443)
+	l.mu.Unlock()
 	ca := t.TempDir() + "/ca.pem"
 	writePEM(t, ca, inj.ca.cert)
 	for flag, want := range map[string]string{"--http1.1": "HTTP/1.1 VALUE", "--http2": "HTTP/2.0 VALUE"} {

@@ -27,22 +27,23 @@ func (c *conn) inspect(name string, h hello) (handed bool, why string) {
 		c.abortWith(soft, "no certificate to inspect it with")
 		return false, ""
 	}
-	// The server is asked first, so that the client is offered just the protocol
-	// that the server speaks. Without an answer the client is offered HTTP/1, to be
-	// told so in words.
-	t := &secure{c: c, name: name, inj: inj}
+	t := &secure{c: c, name: name}
 	for _, p := range []string{"h2", "http/1.1"} {
-		if slices.Contains(h.protos, p) {
+		if slices.Contains(h.protos, p) && (p != "h2" || c.s.takeH2(c)) {
 			t.protos = append(t.protos, p)
 		}
 	}
-	if t.first, err = t.dial(); err == nil {
-		if p := t.first.ConnectionState().NegotiatedProtocol; p != "" {
-			t.protos = []string{p}
-		} else if len(h.protos) > 0 {
-			t.protos = []string{"http/1.1"}
-		}
-	} else if slices.Contains(t.protos, "http/1.1") {
+	if len(h.protos) > 0 && len(t.protos) == 0 {
+		c.abortWith(soft, "it offers neither HTTP/1.1 nor HTTP/2, or has too many connections of HTTP/2")
+		return false, ""
+	}
+	// The server is asked first, so that the client is offered just the protocol
+	// that the server speaks. Without an answer the client is offered HTTP/1, to be
+	// told so in words.
+	switch t.first, err = t.dial(); {
+	case err == nil && t.first.ConnectionState().NegotiatedProtocol != "":
+		t.protos = []string{t.first.ConnectionState().NegotiatedProtocol}
+	case slices.Contains(t.protos, "http/1.1"):
 		t.protos = []string{"http/1.1"}
 	}
 	var p http.Protocols
@@ -61,15 +62,12 @@ func (c *conn) inspect(name string, h hello) (handed bool, why string) {
 		MinVersion:             tls.VersionTLS12,
 		SessionTicketsDisabled: true, // keys would have to outlive the connection
 	})
-	if len(h.protos) > 0 && len(t.protos) == 0 {
-		c.abortWith(soft, "it offers neither HTTP/1.1 nor HTTP/2")
-		return false, ""
-	}
 	ctx, cancel := context.WithTimeout(c.ctx, c.s.o.PeekTimeout)
 	defer cancel()
 	if err := tc.HandshakeContext(ctx); err != nil {
 		return false, "TLS with the sandbox: " + cause(err)
 	}
+	c.small()
 	if !c.s.http.secure.feed.put(tc) {
 		return false, "the proxy stops"
 	}
@@ -86,7 +84,6 @@ func (c *conn) abortWith(m manner, why string) {
 type secure struct {
 	c      *conn
 	name   string
-	inj    Injector
 	protos []string
 
 	mu    sync.Mutex
@@ -109,11 +106,15 @@ func (t *secure) conn() (net.Conn, error) {
 }
 
 func (t *secure) dial() (*tls.Conn, error) {
+	inj := t.c.slot.Injector()
+	if inj == nil {
+		return nil, errNoInjector
+	}
 	nc, err := t.c.dialHTTP()
 	if err != nil {
 		return nil, err
 	}
-	tc := tls.Client(nc, &tls.Config{ServerName: t.name, RootCAs: t.inj.Roots(), NextProtos: t.protos, MinVersion: tls.VersionTLS12})
+	tc := tls.Client(nc, &tls.Config{ServerName: t.name, RootCAs: inj.Roots(), NextProtos: t.protos, MinVersion: tls.VersionTLS12})
 	ctx, cancel := context.WithTimeout(t.c.ctx, t.c.s.o.PeekTimeout)
 	defer cancel()
 	if err := tc.HandshakeContext(ctx); err != nil {
@@ -166,7 +167,11 @@ type injecting struct {
 
 func (i *injecting) RoundTrip(r *http.Request) (*http.Response, error) {
 	scheme, host, to := r.URL.Scheme, r.URL.Host, r.Host
-	if err := i.t.inj.Request(i.t.name, r); err != nil {
+	inj := i.t.c.slot.Injector() // the one of now: secrets come and go
+	if inj == nil {
+		return nil, errNoInjector
+	}
+	if err := inj.Request(i.t.name, r); err != nil {
 		return nil, &refusal{http.StatusForbidden, "request to " + i.t.name + " refused" + explain(err)}
 	}
 	r.URL.Scheme, r.URL.Host, r.Host = scheme, host, to
@@ -175,7 +180,11 @@ func (i *injecting) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func (t *secure) response(r *http.Response) error {
 	body := r.Body
-	if err := t.inj.Response(t.name, r); err != nil {
+	inj := t.c.slot.Injector()
+	if inj == nil {
+		return errNoInjector
+	}
+	if err := inj.Response(t.name, r); err != nil {
 		return &refusal{http.StatusBadGateway, "response of " + t.name + " refused" + explain(err)}
 	}
 	if r.StatusCode == http.StatusSwitchingProtocols {
@@ -183,6 +192,8 @@ func (t *secure) response(r *http.Response) error {
 	}
 	return nil
 }
+
+var errNoInjector = &refusal{http.StatusForbidden, "the host is to be inspected, and nothing here can"}
 
 // explain shows an error that was made to be shown, and no other.
 func explain(err error) string {

@@ -120,7 +120,7 @@ type Record struct {
 	ID        uint64 // the same when it began and when it ended
 	Slot      string
 	Client    netip.AddrPort
-	Name      string // canonical; empty: none was claimed, or none that could be read
+	Name      string // canonical, as the sandbox claims; empty: none, or none that could be read
 	Addr      netip.Addr
 	Port      uint16
 	Kind      string // tls, http, tcp

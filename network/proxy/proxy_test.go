@@ -149,9 +149,8 @@ func TestOddHellos(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := l.dial(at(addrA, 443))
-			_, err := c.Write(b)
-			if err == nil {
-				must(t, c.CloseWrite())
+			if _, err := c.Write(b); err == nil {
+				_ = c.CloseWrite() // it may be reset already
 			}
 			got, err := io.ReadAll(c)
 			if err == nil && !bytes.Equal(got, []byte{21, 3, 3, 0, 2, 2, 49}) {
@@ -457,7 +456,10 @@ func TestLimits(t *testing.T) {
 		t.Helper()
 		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 		nc, err := d.Dial("tcp4", l.at)
-		must(t, err)
+		if err != nil { // the reset came before the end of connecting
+			wantReset(t, err)
+			return false
+		}
 		t.Cleanup(func() { _ = nc.Close() })
 		l.mu.Lock()
 		l.dsts[addrPort(nc.LocalAddr())] = at(addrA, 1)
@@ -620,8 +622,8 @@ func TestPolicyChange(t *testing.T) {
 	l.policy(allow, "allow other.example", "inspect other.example")
 	cut("tcp", tcpR)
 	cut("other, which is inspected now", otherR)
-	if n := len(l.srv.Active("s1")); n != 0 {
-		t.Errorf("%d flows left", n)
+	for len(l.srv.Active("s1")) > 0 {
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 

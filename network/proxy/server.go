@@ -32,6 +32,7 @@ type Server struct {
 type slotConns struct {
 	conns map[*conn]struct{}
 	large int // of them, those that hold a large client hello
+	h2    int // of them, those that speak HTTP/2 with us
 }
 
 // Serve starts a proxy and returns at once. Errors: Invalid.
@@ -207,6 +208,9 @@ func (s *Server) remove(c *conn) {
 	defer s.mu.Unlock()
 	sc := s.slots[c.id]
 	delete(sc.conns, c)
+	if c.h2 {
+		sc.h2--
+	}
 	if len(sc.conns) == 0 {
 		delete(s.slots, c.id)
 	}
@@ -231,6 +235,20 @@ func (s *Server) giveLarge(id string) {
 	if sc := s.slots[id]; sc != nil {
 		sc.large--
 	}
+}
+
+// maxH2 bounds the connections of a slot that speak HTTP/2 with us, which may buffer
+// a megabyte or more each. A client has one for each host, as a rule.
+const maxH2 = 64
+
+func (s *Server) takeH2(c *conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sc := s.slots[c.id]; sc != nil && !c.h2 && sc.h2 < maxH2 {
+		sc.h2++
+		c.h2 = true
+	}
+	return c.h2
 }
 
 // sweep looks for connections that are idle, and for policies that changed.

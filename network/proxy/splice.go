@@ -28,6 +28,12 @@ type bufferPool struct{}
 func (bufferPool) Get() []byte  { return buffers.Get().(*[bufferSize]byte)[:] }
 func (bufferPool) Put(b []byte) { buffers.Put((*[bufferSize]byte)(b)) }
 
+// sourceError is one of the side that bytes came from.
+type sourceError struct{ err error }
+
+func (e *sourceError) Error() string { return "read: " + e.err.Error() }
+func (e *sourceError) Unwrap() error { return e.err }
+
 // pump moves bytes until src ends (nil) or either fails. It adds them to n as they
 // move, and calls touch.
 func pump(dst, src net.Conn, n *atomic.Int64, touch func()) error {
@@ -63,6 +69,9 @@ func pump(dst, src net.Conn, n *atomic.Int64, touch func()) error {
 		})
 		if err == nil {
 			err = rerr
+		}
+		if err != nil {
+			err = &sourceError{err}
 		}
 		if err == nil && got > 0 {
 			_, err = d.Write(buf[:got])
@@ -114,7 +123,7 @@ func pumpSlow(dst, src net.Conn, n *atomic.Int64, touch func()) error {
 			return nil
 		}
 		if rerr != nil {
-			return rerr
+			return &sourceError{rerr}
 		}
 	}
 }
