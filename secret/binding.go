@@ -41,6 +41,7 @@ type BindSpec struct {
 // proxy's Injector. It may be used by several goroutines at once.
 type Binding struct {
 	saved  saved
+	roots  *x509.CertPool
 	ca     *authority // nil if there are no hosts
 	rules  []rule
 	byName map[string]int // index into saved.Entries
@@ -60,7 +61,7 @@ type saved struct {
 	Headers []sandbox.HeaderRule
 	Hosts   []string
 	CA      []byte // DER; nil if there are no hosts
-	Key     []byte // PKCS #8 DER
+	Key     []byte // of the CA, PKCS #8 DER; nil in memory
 }
 
 // Format implements fmt.Formatter: %+v would print the CA's key.
@@ -116,7 +117,7 @@ func placeholder(p string) string {
 // Bind gives a sandbox its secrets, at its creation, and makes that durable.
 // Errors: NotFound (no such secret), Invalid, Exists (it has a binding).
 func (v *Vault) Bind(ctx context.Context, spec BindSpec) (*Binding, error) {
-	b := &Binding{saved: saved{Tenant: spec.Tenant, Sandbox: spec.Sandbox, Headers: spec.Headers}}
+	b := &Binding{roots: v.Roots, saved: saved{Tenant: spec.Tenant, Sandbox: spec.Sandbox, Headers: spec.Headers}}
 	if spec.Tenant == "" || spec.Sandbox == "" {
 		return nil, sandbox.Internal.Errorf("bind secrets: no tenant or no sandbox")
 	}
@@ -157,9 +158,6 @@ func (v *Vault) Bind(ctx context.Context, spec BindSpec) (*Binding, error) {
 			return nil, err
 		}
 		b.ca, b.saved.CA = ca, ca.cert.Raw
-		if b.saved.Key, err = x509.MarshalPKCS8PrivateKey(ca.key); err != nil {
-			return nil, sandbox.Internal.Errorf("encode key of a CA: %w", err)
-		}
 	}
 	if err := v.register(b); err != nil {
 		return nil, err
@@ -282,7 +280,15 @@ func statePlace(tenant, id string) [][]byte {
 }
 
 func (v *Vault) save(ctx context.Context, b *Binding) error {
-	raw, err := json.Marshal(b.saved)
+	state := b.saved
+	if b.ca != nil {
+		var err error
+		if state.Key, err = x509.MarshalPKCS8PrivateKey(b.ca.key); err != nil {
+			return sandbox.Internal.Errorf("encode key of a CA: %w", err)
+		}
+		defer clear(state.Key)
+	}
+	raw, err := json.Marshal(state)
 	if err != nil {
 		return sandbox.Internal.Errorf("encode secrets of sandbox %s: %w", b.saved.Sandbox, err)
 	}
@@ -313,7 +319,7 @@ func (v *Vault) Restore(ctx context.Context, tenant, sandboxID string) (*Binding
 		return nil, sandbox.Internal.Errorf("read secrets of sandbox %s: %w", sandboxID, err)
 	}
 	defer clear(raw)
-	b = &Binding{}
+	b = &Binding{roots: v.Roots}
 	if err := json.Unmarshal(raw, &b.saved); err != nil {
 		return nil, sandbox.Internal.Errorf("decode secrets of sandbox %s: %w", sandboxID, err)
 	}
@@ -337,6 +343,8 @@ func (v *Vault) Restore(ctx context.Context, tenant, sandboxID string) (*Binding
 	}
 	if b.saved.CA != nil {
 		k, err := parseKey(b.saved.Key)
+		clear(b.saved.Key)
+		b.saved.Key = nil
 		if err != nil {
 			return nil, err
 		}
@@ -415,7 +423,7 @@ func (b *Binding) clear() {
 func (b *Binding) Environment() Environment {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	env := Environment{}
+	env := map[string]string{}
 	for i, e := range b.saved.Entries {
 		switch {
 		case e.Env == "":
@@ -425,7 +433,7 @@ func (b *Binding) Environment() Environment {
 			env[e.Env] = b.values[i].value.text()
 		}
 	}
-	return env
+	return Environment{func() map[string]string { return env }}
 }
 
 // Hosts are the patterns of what is to be inspected, for NetworkPolicy.Inspect.
@@ -439,6 +447,9 @@ func (b *Binding) CA() []byte {
 	}
 	return b.ca.pem()
 }
+
+// Roots verify the real servers of inspected hosts; nil: those of the host.
+func (b *Binding) Roots() *x509.CertPool { return b.roots }
 
 // Certificate is what the proxy shows the sandbox for a host. Denied: the host is
 // none of the binding's.

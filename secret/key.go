@@ -25,27 +25,27 @@ const KeyFile = "secret.key"
 // keyHead begins the file, so that nobody takes it for something else.
 const keyHead = "vivarium-secret-key-1 "
 
-const nonceSize = 24
+const (
+	keySize   = 32
+	nonceSize = 24
+)
 
 // key seals and opens rows. It is in memory for as long as the daemon runs.
-type key struct{ b *[32]byte }
-
-func (key) String() string   { return hidden }
-func (key) GoString() string { return hidden }
+type key struct{ v Value }
 
 // at derives the key of one place: the parts are joined with their lengths, so
 // that no two lists of parts are the same place.
-func (k key) at(parts ...[]byte) (*[32]byte, error) {
+func (k key) at(parts ...[]byte) (*[keySize]byte, error) {
 	info := []byte("vivarium/secret/1")
 	for _, p := range parts {
 		info = binary.BigEndian.AppendUint64(info, uint64(len(p)))
 		info = append(info, p...)
 	}
-	b, err := hkdf.Key(sha256.New, k.b[:], nil, string(info), 32)
+	b, err := hkdf.Key(sha256.New, k.v.bytes(), nil, string(info), keySize)
 	if err != nil {
 		return nil, sandbox.Internal.Errorf("derive key: %w", err)
 	}
-	return (*[32]byte)(b), nil
+	return (*[keySize]byte)(b), nil
 }
 
 // seal encrypts plain for a place; open undoes it for that place only.
@@ -100,23 +100,21 @@ func readKey(dir string) (key, error) {
 		return key{}, sandbox.Internal.Errorf("read key of secrets: %w", err)
 	}
 	defer clear(raw)
-	k := key{new([32]byte)}
 	text, ok := bytes.CutPrefix(bytes.TrimSpace(raw), []byte(keyHead))
 	b := make([]byte, base64.StdEncoding.DecodedLen(len(text)))
 	defer clear(b)
 	n, err := base64.StdEncoding.Decode(b, text)
-	if !ok || err != nil || n != len(k.b) {
+	if !ok || err != nil || n != keySize {
 		return key{}, sandbox.Internal.Errorf("%s is not a key of secrets", path).WithHint("restore the file from a backup")
 	}
-	copy(k.b[:], b)
-	return k, nil
+	return key{NewValue(b[:n])}, nil
 }
 
 // makeKey makes DIR/secret.key, which must not be there: written beside, made
 // durable, then linked, so that a crash leaves no half of a key.
 func makeKey(dir string) (_ key, err error) {
-	k := key{new([32]byte)}
-	rand.Read(k.b[:])
+	k := key{own(make([]byte, keySize))}
+	rand.Read(k.v.bytes())
 	path := filepath.Join(dir, KeyFile)
 	tmp := path + "." + rand.Text()
 	defer func() {
@@ -124,7 +122,7 @@ func makeKey(dir string) (_ key, err error) {
 			err = errors.Join(err, sandbox.Internal.Errorf("make key of secrets: %w", e))
 		}
 	}()
-	text := append([]byte(keyHead), base64.StdEncoding.EncodeToString(k.b[:])...)
+	text := append([]byte(keyHead), base64.StdEncoding.EncodeToString(k.v.bytes())...)
 	defer clear(text)
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err == nil {

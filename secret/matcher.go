@@ -128,6 +128,9 @@ func (s *scrubber) write(dst, chunk []byte) []byte {
 			s.found(span{end - int64(n.end), end, n.put})
 		}
 	}
+	for at != 0 && m.nodes[at].child == 0 { // nothing goes on from here: only a suffix can
+		at = m.nodes[at].fail
+	}
 	s.at, s.pos = at, start+int64(len(chunk))
 	return s.settle(dst, s.pos-int64(m.nodes[at].depth))
 }

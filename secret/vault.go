@@ -2,6 +2,7 @@ package secret
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -42,6 +43,9 @@ type Store interface {
 // Vault keeps secrets and what sandboxes have of them. It may be used by several
 // goroutines at once.
 type Vault struct {
+	// Roots verify the real servers; nil: those of the host. Set before Bind.
+	Roots *x509.CertPool
+
 	key   key
 	store Store
 
@@ -226,7 +230,7 @@ func (v *Vault) read(ctx context.Context, tenant, name string) (Secret, Value, e
 			WithHint("its row was changed by something other than the daemon; set it again")
 	}
 	s, err := describe(r)
-	return s, Value{&box{plain}}, err
+	return s, own(plain), err
 }
 
 // describe reads what anybody may know of a secret.
