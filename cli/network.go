@@ -292,35 +292,3 @@ func flowLine(r *v1.FlowRecord) string {
 	}
 	return line
 }
-
-func (a *app) networkPresetCmd() *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:   "preset",
-		Short: "List the named lists of the daemon's configuration",
-		Args:  exactly(),
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print them as JSON")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := a.client()
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		list, err := c.Presets(cmd.Context())
-		if err != nil {
-			return err
-		}
-		if asJSON {
-			return printList(a, list)
-		}
-		var rows [][]string
-		for _, p := range list {
-			for _, r := range p.Rules {
-				rows = append(rows, []string{p.Name, r})
-			}
-		}
-		return a.table([]string{"PRESET", "RULE"}, rows)
-	}
-	return cmd
-}

@@ -34,6 +34,7 @@ type Config struct {
 	Deadlines    Deadlines `yaml:"deadlines"`
 	Spool        Spool     `yaml:"spool"`
 	Network      Network   `yaml:"network"`
+	Cache        Cache     `yaml:"cache"`
 	Images       Images    `yaml:"images"`
 }
 
@@ -141,6 +142,21 @@ type Grant struct {
 	Ports  []int  `yaml:"ports"` // TCP; none is all
 }
 
+// Cache is the cache of packages that sandboxes download.
+type Cache struct {
+	Enabled    bool                       `yaml:"enabled"`
+	DiskBudget Size                       `yaml:"disk_budget"`
+	GoDirect   bool                       `yaml:"go_direct"`
+	Upstreams  map[string][]CacheUpstream `yaml:"upstreams"` // by kind: debian, npm, pypi, go
+}
+
+// CacheUpstream is one registry.
+type CacheUpstream struct {
+	Name string   `yaml:"name"`
+	URL  string   `yaml:"url"`
+	Also []string `yaml:"also"`
+}
+
 // Images is the store of images.
 type Images struct {
 	DiskBudget    Size                `yaml:"disk_budget"`
@@ -188,6 +204,7 @@ func Default() *Config {
 		},
 		Spool:   Spool{PerExec: 16 * mib, PerSandbox: 64 * mib},
 		Network: Network{Pool: 16, Floor: Floor{Mode: "public"}},
+		Cache:   Cache{DiskBudget: 10 << 30},
 		Images:  Images{DiskBudget: 50 * gib, MaxLayerBytes: 20 * gib, MaxEntries: 5_000_000},
 	}
 }

@@ -31,7 +31,7 @@ func TestReference(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Default()
-	got.Images.Mirrors, got.Network.Presets, got.Network.Upstreams = nil, nil, nil // an empty mapping and none are the same
+	got.Images.Mirrors, got.Network.Presets, got.Network.Upstreams, got.Cache.Upstreams = nil, nil, nil, nil // an empty mapping and none are the same
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("the reference parses to\n%+v\nand the defaults are\n%+v", got, want)
 	}

@@ -85,6 +85,7 @@ func (c *Config) validate(where places) error {
 		bad("spool.per_sandbox", "%v is less than spool.per_exec, %v", c.Spool.PerSandbox, c.Spool.PerExec)
 	}
 	c.validateNetwork(bad, between)
+	c.validateCache(bad, size)
 
 	size("images.disk_budget", c.Images.DiskBudget, 100<<20, 1<<50)
 	size("images.max_layer_bytes", c.Images.MaxLayerBytes, 1<<20, 1<<50)
@@ -258,4 +259,18 @@ func loopback(host string) bool {
 
 func hostLike(s string) bool {
 	return s != "" && len(s) < 256 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:[]/") == ""
+}
+
+func (c *Config) validateCache(bad func(string, string, ...any), size func(string, Size, Size, Size)) {
+	size("cache.disk_budget", c.Cache.DiskBudget, 64<<20, 1<<50)
+	for kind, list := range c.Cache.Upstreams {
+		if !slices.Contains([]string{"debian", "npm", "pypi", "go"}, kind) {
+			bad("cache.upstreams", "%q is not debian, npm, pypi or go", kind)
+		}
+		for i, u := range list {
+			if p, err := url.Parse(u.URL); err != nil || p.Hostname() == "" || p.Scheme != "http" && p.Scheme != "https" {
+				bad(index("cache.upstreams."+kind, i), "want a URL such as https://registry.example.org/") // not the URL: it may have a password
+			}
+		}
+	}
 }

@@ -161,5 +161,5 @@ func (b *box) environment() map[string]string {
 	if b.secrets == nil {
 		return nil
 	}
-	return b.secrets.Environment()
+	return b.secrets.Environment().Vars()
 }

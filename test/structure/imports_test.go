@@ -67,7 +67,7 @@ var rules = []rule{
 		"it tries what the daemon will do, with the daemon's own code"},
 	{"bench", []string{"sandbox", "api/...", "client"}, "a benchmark talks to a daemon as any client does"},
 	{"bench/...", []string{"sandbox", "api/...", "client", "bench"}, "as bench"},
-	{"cli", []string{"sandbox", "api/...", "client", "config", "bench", "doctor", "network/setup", "cli/tree"},
+	{"cli", []string{"sandbox", "api/...", "client", "config", "bench", "doctor", "network/preset", "network/setup", "cli/tree"},
 		"verbs are clients; what serve runs in this process comes through Hooks"},
 	{"cli/tree", []string{"sandbox"}, "writes what a sandbox sends to this disk, and nothing else"},
 	{"daemon", []string{"sandbox", "assets", "cgroup", "config", "engine", "image", "network", "network/...", "packagecache", "runtime/...", "secret", "server/...", "store", "version"},
