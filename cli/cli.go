@@ -22,8 +22,10 @@ import (
 
 // Hooks are what the caller gives.
 type Hooks struct {
-	Serve   func(ctx context.Context, cfg *config.Config) error
-	Version string
+	Serve func(ctx context.Context, cfg *config.Config) error
+	// ResetSecrets deletes all secrets of a data directory that no daemon uses.
+	ResetSecrets func(ctx context.Context, cfg *config.Config) error
+	Version      string
 	// GVisorVersion is that of the library inside.
 	GVisorVersion string
 }

@@ -70,7 +70,7 @@ func (f *configFlags) load(a *app) (*config.Config, error) {
 }
 
 func (a *app) serveCmd() *cobra.Command {
-	var printConfig bool
+	var printConfig, resetSecrets bool
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon",
@@ -79,6 +79,7 @@ func (a *app) serveCmd() *cobra.Command {
 	}
 	src := addConfigFlags(cmd)
 	cmd.Flags().BoolVar(&printConfig, "print-config", false, "print a config file with every setting, its meaning and its default")
+	cmd.Flags().BoolVar(&resetSecrets, "reset-secrets", false, "first delete all secrets, of all tenants: for a key that is lost")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if printConfig {
 			return printed(a.Out, config.Reference)
@@ -92,6 +93,11 @@ func (a *app) serveCmd() *cobra.Command {
 		}
 		ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 		defer stop()
+		if resetSecrets {
+			if err := a.hooks.ResetSecrets(ctx, cfg); err != nil {
+				return err
+			}
+		}
 		return a.hooks.Serve(ctx, cfg)
 	}
 	return cmd

@@ -78,7 +78,7 @@ func Open(ctx context.Context, dir string, store Store) (*Vault, error) {
 		}
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, sandbox.Conflict.Errorf("%s is missing: the secrets of this data directory cannot be read without it", path).
-			WithHint("restore the file from a backup; if it is lost for good so are the values: delete them with `viv secret reset` and set them again")
+			WithHint("restore the file from a backup; if it is lost for good so are the values: `viv serve --reset-secrets` deletes them all, to be set again")
 	case err != nil:
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func Open(ctx context.Context, dir string, store Store) (*Vault, error) {
 	}
 	if _, err := k.open(check, place); err != nil {
 		return nil, sandbox.Conflict.Errorf("%s is not the key that the secrets of this data directory were written with", path).
-			WithHint("restore the file from the backup that the database is from; if it is lost for good so are the values: delete them with `viv secret reset` and set them again")
+			WithHint("restore the file from the backup that the database is from; if it is lost for good so are the values: `viv serve --reset-secrets` deletes them all, to be set again")
 	}
 	return &Vault{key: k, store: store, live: map[id]*Binding{}}, nil
 }

@@ -15,6 +15,7 @@ func main() {
 		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv, Environ: os.Environ(),
 	}, cli.Hooks{
 		Serve:         daemon.Run,
+		ResetSecrets:  daemon.ResetSecrets,
 		Version:       version.Version(),
 		GVisorVersion: version.GVisor(),
 	}))
