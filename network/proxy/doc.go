@@ -25,6 +25,9 @@
 // What a policy change no longer allows is cut with a TCP reset, at the latest
 // half a second after Slot.Policy returns another policy.
 //
+// A client that ends its direction of an HTTP connection in the clear, or of an
+// inspected one, has left: its request is given up, as by net/http.
+//
 // It cannot see, where TLS is not inspected: the Host inside (domain fronting at
 // one and the same address), the name inside an encrypted client hello (its outer
 // name is what counts; our DNS server takes the keys out of answers), a second

@@ -10,6 +10,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
 	"os/exec"
 	"slices"
 	"strings"
@@ -91,7 +93,12 @@ func TestRequests(t *testing.T) {
 func TestSecondRequest(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, allow, []string{"allow good.example", "allow also.example"})
-	web := serveHTTP(t, nil, echoHost)
+	web := serveHTTP(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		if u := r.Header["Upgrade"]; u != nil {
+			t.Errorf("the server was asked to change the protocol to %q", u)
+		}
+		echoHost(w, r)
+	})
 	l.host(at(addrA, 80), web.addr)
 	l.slot.pin(addrA, "good.example", "also.example", "evil.example")
 	get := func(host string) string { return "GET / HTTP/1.1\r\nHost: " + host + "\r\n\r\n" }
@@ -121,10 +128,12 @@ func TestSecondRequest(t *testing.T) {
 		"GET / HTTP/1.1\r\nHost: good.example\r\nUpgrade: websocket\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n" + smuggled,
 	} {
 		c := l.dial(at(addrA, 80))
-		_, err := io.WriteString(c, text)
+		_, err := io.WriteString(c, text+"GET /end HTTP/1.1\r\nHost: good.example\r\nConnection: close\r\n\r\n")
 		must(t, err)
-		must(t, c.CloseWrite())
-		b, _ := io.ReadAll(c)
+		b, err := io.ReadAll(c)
+		if isTimeout(err) {
+			t.Errorf("%q: no end", text)
+		}
 		if strings.Contains(string(b), "host=evil.example") {
 			t.Errorf("%q got past: %q", text, b)
 		}
@@ -304,7 +313,13 @@ func TestInspect(t *testing.T) {
 	})
 	do := func(c *http.Client, method, url, host string) (*http.Response, string) {
 		t.Helper()
-		req, err := http.NewRequest(method, url, strings.NewReader("b"))
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+			if code != http.StatusContinue {
+				t.Errorf("an interim response that nobody looked at: %d %v", code, h)
+			}
+			return nil
+		}})
+		req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader("b"))
 		must(t, err)
 		req.Header.Set("Authorization", "PLACEHOLDER")
 		if host != "" {

@@ -68,7 +68,6 @@ func ours() string {
 var (
 	addrA = netip.MustParseAddr("93.184.216.34")
 	addrB = netip.MustParseAddr("151.101.1.69")
-	addrC = netip.MustParseAddr("140.82.112.3")
 )
 
 func at(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
