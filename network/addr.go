@@ -15,10 +15,11 @@ func (n *Network) DNS() netip.Addr { return n.dnsAddr() }
 
 // HostAddrs are the addresses of the host itself.
 func (n *Network) HostAddrs() []netip.Addr {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return slices.Clone(n.facts.addrs)
+	return slices.Clone(n.hostAddrs())
 }
+
+// hostAddrs may not be changed.
+func (n *Network) hostAddrs() []netip.Addr { return *n.hosts.Load() }
 
 // Lookup asks the host's resolvers for the IPv4 addresses of a name, for the
 // daemon itself: nothing is taken out of the answer. Errors: NotFound,

@@ -37,6 +37,7 @@ const (
 
 // dnsClient is what the server keeps about one slot.
 type dnsClient struct {
+	slot            *slot
 	inFlight, conns atomic.Int32
 
 	mu     sync.Mutex
@@ -45,8 +46,8 @@ type dnsClient struct {
 	last   time.Time
 }
 
-func newDNSClient(rate int) *dnsClient {
-	return &dnsClient{rate: float64(rate), tokens: 2 * float64(rate)}
+func newDNSClient(s *slot, rate int) *dnsClient {
+	return &dnsClient{slot: s, rate: float64(rate), tokens: 2 * float64(rate)}
 }
 
 // allow takes a token of a bucket that holds two seconds' worth.
@@ -67,6 +68,7 @@ func (c *dnsClient) allow(now time.Time) bool {
 // dnsServer answers the slots' queries on one address in the router namespace.
 // Only slots with an open policy are heard, which nftables sees to as well.
 type dnsServer struct {
+	n        *Network
 	filter   func(netip.Addr) bool // may a slot reach this address?
 	upstream *upstream
 	cache    *dnsCache
@@ -85,7 +87,7 @@ type dnsServer struct {
 }
 
 func (n *Network) startDNS() error {
-	s := &dnsServer{filter: n.opts.allows, upstream: n.newUpstream(), cache: newDNSCache(4096), clients: map[netip.Addr]*dnsClient{}}
+	s := &dnsServer{n: n, filter: n.opts.allows, upstream: n.newUpstream(), cache: newDNSCache(4096), clients: map[netip.Addr]*dnsClient{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	addr := netip.AddrPortFrom(n.dnsAddr(), 53)
 	// Sockets belong to the namespace of the thread that makes them; from then
@@ -183,7 +185,7 @@ func (s *dnsServer) serveUDP() {
 		go func() {
 			defer s.wg.Done()
 			defer s.end(c)
-			if out := s.answer(q, dnsMaxUDP); out != nil {
+			if out := s.answer(c, q, dnsMaxUDP); out != nil {
 				// A full socket buffer loses an answer, as a network would.
 				_, _ = s.pc.WriteToUDPAddrPort(out, from)
 			}
@@ -295,7 +297,7 @@ func (s *dnsServer) serveConn(conn net.Conn, c *dnsClient, from netip.Addr) {
 			s.dropped.Add(1)
 			return
 		}
-		out := s.answer(buf[:k], dns.MaxMsgSize)
+		out := s.answer(c, buf[:k], dns.MaxMsgSize)
 		s.end(c)
 		if out == nil {
 			return
@@ -311,7 +313,7 @@ func (s *dnsServer) serveConn(conn net.Conn, c *dnsClient, from netip.Addr) {
 
 // answer returns the packed answer to the packed query q, at most limit bytes,
 // or nil when q deserves none. q is hostile.
-func (s *dnsServer) answer(q []byte, limit int) []byte {
+func (s *dnsServer) answer(c *dnsClient, q []byte, limit int) []byte {
 	if q[2]&0x80 != 0 {
 		return nil // answering answers would let two servers talk for ever
 	}
@@ -319,7 +321,7 @@ func (s *dnsServer) answer(q []byte, limit int) []byte {
 	if err := req.Unpack(q); err != nil {
 		return nil
 	}
-	resp := s.resolve(&req)
+	resp := s.resolve(c, &req)
 	resp.Id, resp.Response, resp.Opcode = req.Id, true, req.Opcode
 	resp.RecursionDesired, resp.RecursionAvailable = req.RecursionDesired, true
 	resp.Authoritative, resp.AuthenticatedData, resp.CheckingDisabled = false, false, false
@@ -335,7 +337,7 @@ func (s *dnsServer) answer(q []byte, limit int) []byte {
 		resp.SetEdns0(dnsMaxUDP, false)
 		if ede {
 			opt := resp.IsEdns0()
-			opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: dns.ExtendedErrorCodeFiltered, ExtraText: "address not allowed by policy"})
+			opt.Option = append(opt.Option, &dns.EDNS0_EDE{InfoCode: dns.ExtendedErrorCodeFiltered, ExtraText: "not allowed by policy"})
 		}
 	}
 	resp.Compress = true
@@ -350,7 +352,7 @@ func (s *dnsServer) answer(q []byte, limit int) []byte {
 // reply is an answer before its header is filled in.
 type reply struct {
 	dns.Msg
-	filtered bool // all of its addresses were taken out
+	filtered bool // all of its addresses were taken out, or the name is not allowed
 }
 
 func failure(rcode int) *reply {
@@ -359,8 +361,8 @@ func failure(rcode int) *reply {
 	return r
 }
 
-// resolve finds the answer to a query, without a valid header.
-func (s *dnsServer) resolve(req *dns.Msg) *reply {
+// resolve finds the answer to a slot's query, without a valid header.
+func (s *dnsServer) resolve(c *dnsClient, req *dns.Msg) *reply {
 	if req.Opcode != dns.OpcodeQuery {
 		return failure(dns.RcodeNotImplemented)
 	}
@@ -372,6 +374,22 @@ func (s *dnsServer) resolve(req *dns.Msg) *reply {
 	if r := localAnswer(q); r != nil {
 		return r
 	}
+	// Each time under the policy that is then in force.
+	for range 4 {
+		r, err := s.resolveUnder(c.slot, c.slot.pol.Load(), q)
+		if err == nil {
+			return r
+		}
+		if !errors.Is(err, errPolicyChanged) {
+			s.n.log.Warn("answer query", "slot", c.slot.ID, "err", err)
+			break
+		}
+	}
+	return failure(dns.RcodeServerFailure)
+}
+
+// shared is the answer that all slots have in common.
+func (s *dnsServer) shared(q dns.Question) *reply {
 	key := cacheKey{q.Name, q.Qtype}
 	if r := s.cache.get(key, time.Now()); r != nil {
 		return r

@@ -314,7 +314,9 @@ func TestResolvConf(t *testing.T) {
 // fuzzServer answers without sockets.
 func fuzzServer() *dnsServer {
 	o := Options{}
-	s := &dnsServer{filter: o.allows, cache: newDNSCache(16), clients: map[netip.Addr]*dnsClient{}}
+	n := &Network{flows: newFlowLog()}
+	n.hosts.Store(&[]netip.Addr{})
+	s := &dnsServer{n: n, filter: o.allows, cache: newDNSCache(16), clients: map[netip.Addr]*dnsClient{}}
 	s.upstream = &upstream{}
 	s.ctx = context.Background()
 	return s
@@ -329,11 +331,19 @@ func FuzzDNSQuery(f *testing.F) {
 	f.Add(b)
 	f.Add([]byte("\x00\x01\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\xc0\x0c\x00\x01\x00\x01"))
 	s := fuzzServer()
+	var slots []*slot
+	for _, p := range []sandbox.NetworkPolicy{{Mode: sandbox.NetworkPublic}, {Mode: sandbox.NetworkAllowlist, Rules: []sandbox.PolicyRule{{Action: sandbox.RuleAllow, Domain: "*.example"}}}} {
+		sl := &slot{pins: newPins()}
+		c, err := (&policy.Node{}).Compile(p)
+		must(f, err)
+		sl.pol.Store(c)
+		slots = append(slots, sl)
+	}
 	f.Fuzz(func(t *testing.T, q []byte) {
 		if len(q) < 12 || len(q) > dnsMaxQuery {
 			return
 		}
-		out := s.answer(q, dnsMaxUDP)
+		out := s.answer(newDNSClient(slots[int(q[0])%2], 1), q, dnsMaxUDP)
 		if out == nil {
 			return
 		}

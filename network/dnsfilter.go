@@ -20,8 +20,6 @@ func localAnswer(q dns.Question) *reply {
 	switch q.Qtype {
 	case dns.TypeANY, dns.TypeAXFR, dns.TypeIXFR, dns.TypeMAILA, dns.TypeMAILB, dns.TypeNULL, dns.TypeNone, dns.TypeOPT, dns.TypeTSIG, dns.TypeTKEY:
 		return failure(dns.RcodeRefused)
-	case dns.TypeAAAA:
-		return failure(dns.RcodeSuccess) // there is no IPv6 here: no data
 	}
 	if q.Qtype >= 128 && q.Qtype < 256 { // other meta types, RFC 6895
 		return failure(dns.RcodeRefused)
@@ -79,6 +77,7 @@ func sanitise(q dns.Question, m *dns.Msg, allowed func(netip.Addr) bool) *reply 
 		if rr.Header().Class != dns.ClassINET {
 			continue
 		}
+		var ok bool
 		switch v := rr.(type) {
 		case *dns.OPT, *dns.AAAA:
 			continue
@@ -90,9 +89,13 @@ func sanitise(q dns.Question, m *dns.Msg, allowed func(netip.Addr) bool) *reply 
 			}
 			addrs++
 		case *dns.SVCB:
-			v.Value = filterHints(v.Value, allowed)
+			if v.Value, ok = filterParams(v.Value, allowed); !ok {
+				continue
+			}
 		case *dns.HTTPS:
-			v.Value = filterHints(v.Value, allowed)
+			if v.Value, ok = filterParams(v.Value, allowed); !ok {
+				continue
+			}
 		}
 		r.Answer = append(r.Answer, rr)
 	}
@@ -112,19 +115,28 @@ func sanitise(q dns.Question, m *dns.Msg, allowed func(netip.Addr) bool) *reply 
 	return r
 }
 
-// filterHints drops address hints that policy refuses, and all of IPv6.
-func filterHints(vs []dns.SVCBKeyValue, allowed func(netip.Addr) bool) []dns.SVCBKeyValue {
-	return slices.DeleteFunc(vs, func(kv dns.SVCBKeyValue) bool {
+// filterParams drops address hints that policy refuses, all of IPv6, and the keys
+// of encrypted client hellos (RFC 9460, RFC 9849): with them a sandbox would hide
+// from the proxy which name it asks for. It says no to a record that cannot be used
+// without what was dropped.
+func filterParams(vs []dns.SVCBKeyValue, allowed func(netip.Addr) bool) ([]dns.SVCBKeyValue, bool) {
+	usable := true
+	out := slices.DeleteFunc(vs, func(kv dns.SVCBKeyValue) bool {
 		switch h := kv.(type) {
-		case *dns.SVCBIPv6Hint:
+		case *dns.SVCBIPv6Hint, *dns.SVCBECHConfig:
 			return true
+		case *dns.SVCBMandatory:
+			usable = usable && !slices.Contains(h.Code, dns.SVCB_ECHCONFIG)
 		case *dns.SVCBIPv4Hint:
 			for _, ip := range h.Hint {
 				if a, ok := netip.AddrFromSlice(ip.To4()); !ok || !allowed(a) {
 					return true
 				}
 			}
+		default:
+			return h.Key() == dns.SVCB_ECHCONFIG
 		}
 		return false
 	})
+	return out, usable
 }

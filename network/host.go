@@ -201,6 +201,8 @@ func (n *Network) chooseSubnet(f hostFacts) (netip.Prefix, error) {
 func (n *Network) hostAddr() netip.Addr   { return n.addr(1) }
 func (n *Network) routerAddr() netip.Addr { return n.addr(2) }
 func (n *Network) dnsAddr() netip.Addr    { return n.addr(5) }
+func (n *Network) proxyAddr() netip.Addr  { return n.addr(6) }
+func (n *Network) localAddr() netip.Addr  { return n.addr(7) }
 
 func (n *Network) addr(i uint32) netip.Addr { return addrOf(u32(n.subnet.Addr()) + i) }
 
@@ -296,11 +298,20 @@ func (n *Network) configureHost() error {
 // forwards only because one of us said so (lent) forwards only to us.
 func (n *Network) installHost(f hostFacts, lent []string) error {
 	up := n.uplinkName()
+	var chosen []nftables.SetElement
+	n.mu.Lock()
+	for _, s := range n.slots {
+		if s.source.IsValid() {
+			chosen = append(chosen, sourceElems(s, s.source)...)
+		}
+	}
+	n.mu.Unlock()
 	return n.host.nft(func(c *nftables.Conn) error {
 		t := replaceTable(c, n.hostTable())
 		deny := t.rangeSet("deny", n.opts.Deny)
 		spec := t.rangeSet("special", special)
 		lentSet := t.set(&nftables.Set{Name: "lent", KeyType: nftables.TypeIFName}, ifElems(lent))
+		sources := t.set(n.mapSources(), chosen)
 		egress := t.set(&nftables.Set{Name: "egress", KeyType: nftables.TypeIFName}, ifElems(f.egress))
 		ch := t.chains("granted", "own", "from_slots", "to_slots")
 
@@ -344,11 +355,28 @@ func (n *Network) installHost(f hostFacts, lent []string) error {
 			rule(iifIn(lentSet, false), oifGroup(expr.CmpOpNeq, uplinkGroup), drop()),
 		)
 		t.base("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource, nftables.ChainPolicyAccept,
+			// the address that a policy chose, where it did
+			rule(oif(expr.CmpOpNeq, up), exprs{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, cmp(expr.CmpOpEq, []byte{unix.NFPROTO_IPV4})},
+				within(saddr(), expr.CmpOpEq, n.subnet), exprs{saddr(),
+					&expr.Lookup{SourceRegister: 1, DestRegister: 1, IsDestRegSet: true, SetName: sources.Name, SetID: sources.ID},
+					&expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1},
+				}),
 			rule(oif(expr.CmpOpNeq, up), exprs{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, cmp(expr.CmpOpEq, []byte{unix.NFPROTO_IPV4})},
 				within(saddr(), expr.CmpOpEq, n.subnet), exprs{&expr.Masq{}}),
 		)
 		return t.err
 	})
+}
+
+// mapSources holds the source addresses that policies chose, in the host's table.
+func (n *Network) mapSources() *nftables.Set {
+	t := &nftables.Table{Family: nftables.TableFamilyINet, Name: n.hostTable()}
+	return &nftables.Set{Table: t, Name: "sources", KeyType: nftables.TypeIPAddr, DataType: nftables.TypeIPAddr, IsMap: true}
+}
+
+// sourceElems are for the slot's own packets and for what the proxy dials for it.
+func sourceElems(s *slot, a netip.Addr) []nftables.SetElement {
+	return []nftables.SetElement{{Key: s.addr.AsSlice(), Val: a.AsSlice()}, {Key: s.gw.AsSlice(), Val: a.AsSlice()}}
 }
 
 // hostGrants are those that may open an address of the host itself.

@@ -20,6 +20,10 @@ func (n *Network) SetInjector(slotID string, in proxy.Injector) error {
 	if s == nil || s.Owner == "" {
 		return sandbox.NotFound.Errorf("network: no slot %q", slotID)
 	}
-	s.injector = in
+	if in == nil {
+		s.injector.Store(nil)
+	} else {
+		s.injector.Store(&in)
+	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"bufio"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -12,6 +13,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,6 +23,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"vivarium/network/policy"
 	"vivarium/sandbox"
 )
 
@@ -171,9 +175,99 @@ func (l *lab) destroy() {
 
 func (l *lab) acquire(n *Network, m sandbox.NetworkMode) (*Slot, *place) {
 	l.t.Helper()
-	s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "owner", Policy: sandbox.NetworkPolicy{Mode: m}})
+	return l.acquireUnder(n, sandbox.NetworkPolicy{Mode: m})
+}
+
+func (l *lab) acquireUnder(n *Network, p sandbox.NetworkPolicy) (*Slot, *place) {
+	l.t.Helper()
+	s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "owner", Policy: p})
 	must(l.t, err)
 	return s, enterPlace(l.t, s.NetnsPath)
+}
+
+// rules is a policy of rules that read "allow x.com:443".
+func rules(t testing.TB, mode sandbox.NetworkMode, texts ...string) sandbox.NetworkPolicy {
+	t.Helper()
+	p := sandbox.NetworkPolicy{Mode: mode}
+	for _, s := range texts {
+		action, rest, _ := strings.Cut(s, " ")
+		r, err := policy.ParseRule(sandbox.RuleAction(action), rest)
+		must(t, err)
+		p.Rules = append(p.Rules, r)
+	}
+	return p
+}
+
+// zone is a resolver that knows records such as "x.com. 60 IN A 1.2.3.4", of which
+// a test may change the list.
+type zone struct {
+	*served
+	mu      sync.Mutex
+	records []string
+	asked   []string
+}
+
+func (l *lab) zone(records ...string) *zone {
+	z := &zone{records: records}
+	z.served = l.private.resolver(l.t, "10.0.0.53:53", func(q dns.Question, m *dns.Msg) {
+		z.mu.Lock()
+		defer z.mu.Unlock()
+		name := strings.ToLower(q.Name)
+		z.asked = append(z.asked, name)
+		m.Rcode = dns.RcodeNameError
+		for _, s := range z.records {
+			r, err := dns.NewRR(s)
+			if err != nil {
+				panic(err)
+			}
+			if strings.ToLower(r.Header().Name) != name {
+				continue
+			}
+			m.Rcode = dns.RcodeSuccess
+			if t := r.Header().Rrtype; t == q.Qtype || t == dns.TypeCNAME {
+				m.Answer = append(m.Answer, r)
+			}
+		}
+	})
+	return z
+}
+
+func (z *zone) set(records ...string) {
+	z.mu.Lock()
+	z.records = records
+	z.mu.Unlock()
+}
+
+func (z *zone) wasAsked(name string) bool {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return slices.Contains(z.asked, name)
+}
+
+// resolve asks for a name as a program inside would.
+func (p *place) resolve(t testing.TB, s *Slot, name string) []string {
+	t.Helper()
+	m, err := p.lookup(s, "udp", name, dns.TypeA)
+	must(t, err)
+	var out []string
+	for _, r := range m.Answer {
+		if a, ok := r.(*dns.A); ok {
+			out = append(out, a.A.String())
+		}
+	}
+	return out
+}
+
+// reaches says whether a TCP connection is made and says hello.
+func (p *place) reaches(addr string) bool {
+	c, err := p.dial("tcp", addr, 3*time.Second)
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(3 * time.Second))
+	_, err = bufio.NewReader(c).ReadString('\n')
+	return err == nil
 }
 
 // in runs f on a thread in p that ends with it, for calls that may block.

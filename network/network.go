@@ -11,12 +11,14 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 
 	"vivarium/network/policy"
+	"vivarium/network/proxy"
 	"vivarium/sandbox"
 )
 
@@ -34,7 +36,11 @@ type Network struct {
 	cookie uint64   // of the host namespace
 
 	host, router *nsThread
-	slow         *nsThread // also in the router, for what waits for the kernel's big network lock
+	noReset      bool                  // the kernel cannot reset counters; of the watcher's thread
+	lastCounts   map[string]lastCounts // then: what they were; likewise
+	slow         *nsThread             // also in the router, for what waits for the kernel's big network lock
+	dialer       *nsThread             // also in the router, makes the sockets of proxy and local services
+	watcher      *nsThread             // also in the router, reads counters
 	hostNS       *os.File
 	routerNS     *os.File
 	uplink, up0  netlink.Link
@@ -42,14 +48,21 @@ type Network struct {
 	mtu          int  // bytes, of every link
 	fresh        bool // Open found nothing of an earlier daemon
 	dns          *dnsServer
+	proxy        *proxy.Server
+	flows        *flowLog
 	none         *policy.Policy
+	hosts        atomic.Pointer[[]netip.Addr] // the host's own addresses
+	listings     map[string]listing           // of our tables, as they should be; of the router's thread alone
+	progs        map[string]*program          // of the router's thread alone
 
 	ctx       context.Context
 	cancel    context.CancelFunc
 	wake      chan struct{}
 	alarm     chan struct{} // rules were found missing
 	tended    chan struct{}
-	wakeFlows chan string // slots whose counters somebody wants now
+	watched   chan struct{}
+	wakeFlows chan string        // slots whose counters somebody wants now
+	last      chan chan struct{} // closed when all counters were read and told
 
 	ops sync.WaitGroup // calls under way; Close and Destroy wait for them
 
@@ -65,6 +78,7 @@ type Network struct {
 	facts  hostFacts
 	lent   []string
 	slots  map[string]*slot
+	byAddr map[netip.Addr]*slot
 	pool   []*slot
 	dead   []*slot         // released, closed, to be destroyed
 	used   map[uint32]bool // numbers in use or not yet forgotten
@@ -94,7 +108,8 @@ func Open(ctx context.Context, o Options) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{opts: o, none: none, dir: filepath.Join(o.Dir, "net"), log: o.Logger,
-		slots: map[string]*slot{}, used: map[uint32]bool{}, wake: make(chan struct{}, 1), alarm: make(chan struct{}, 1), tended: make(chan struct{}), wakeFlows: make(chan string, 64)}
+		slots: map[string]*slot{}, byAddr: map[netip.Addr]*slot{}, progs: map[string]*program{}, flows: newFlowLog(), used: map[uint32]bool{}, wake: make(chan struct{}, 1), alarm: make(chan struct{}, 1),
+		tended: make(chan struct{}), watched: make(chan struct{}), wakeFlows: make(chan string, 64), last: make(chan chan struct{})}
 	if err := n.open(ctx); err != nil {
 		if n.fresh {
 			// Nothing of it was there before and nobody uses it.
@@ -108,6 +123,7 @@ func Open(ctx context.Context, o Options) (*Network, error) {
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	go n.tend()
+	go n.watch()
 	n.wakeUp()
 	return n, nil
 }
@@ -138,6 +154,7 @@ func (n *Network) open(ctx context.Context) (err error) {
 	if n.facts, err = n.readHost(); err != nil {
 		return err
 	}
+	n.hosts.Store(&n.facts.addrs)
 	n.mtu = n.facts.mtu
 	n.boundConns()
 	if err := n.loadState(); err != nil {
@@ -151,6 +168,7 @@ func (n *Network) open(ctx context.Context) (err error) {
 		{"configure router", func() error { return n.router.do(routerSysctls) }},
 		{"make uplink", n.ensureUplink},
 		{"load slots", n.loadSlots},
+		{"read counters", n.takeCounters},
 	} {
 		if err := n.run(step.name, step.do); err != nil {
 			return err
@@ -163,7 +181,6 @@ func (n *Network) open(ctx context.Context) (err error) {
 		if s.Owner == "" {
 			n.pool = append(n.pool, s)
 		}
-		n.dns.set(s.addr, s.dns, s.policy)
 	}
 	return nil
 }
@@ -228,6 +245,14 @@ func (n *Network) loadState() error {
 	return writeFile(path, b)
 }
 
+// replaceFile replaces path whole, without waiting for the disk.
+func replaceFile(path string, b []byte) error {
+	if err := os.WriteFile(path+".tmp", b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".tmp", path)
+}
+
 // writeFile replaces path durably.
 func writeFile(path string, b []byte) error {
 	tmp := path + ".tmp"
@@ -252,12 +277,15 @@ func (n *Network) rebuild(r *registry) error {
 		name string
 		do   func() error
 	}{
+		{"evaluate policies", n.reevaluate},
 		{"note forwarding", func() (err error) { n.lent, err = n.ensureForwarding(r, n.facts.egress); return }},
 		{"install host table", func() error { return n.installHost(n.facts, n.lent) }},
 		{"install router table", n.installRouter},
 		{"configure uplink", n.configureHost},
 		{"configure routes", n.configureRouter},
 		{"forward uplink", n.forwardUplink},
+		{"cut flows", n.cutAll},
+		{"start proxy", n.startProxy},
 		{"start DNS", n.startDNS},
 		{"forward host", func() error { return n.forward(n.facts.egress) }},
 	} {
@@ -313,6 +341,7 @@ func (n *Network) refresh() error {
 	hostSame := slices.Equal(f.egress, n.facts.egress) && slices.Equal(lent, n.lent)
 	addrsSame := slices.Equal(f.addrs, n.facts.addrs)
 	n.facts, n.lent = f, lent
+	n.hosts.Store(&f.addrs)
 	n.mu.Unlock()
 	if !hostOK || !hostSame {
 		if err := n.installHost(f, lent); err != nil {
@@ -350,6 +379,9 @@ func (n *Network) refresh() error {
 	if err := n.forwardUplink(); err != nil {
 		return err
 	}
+	if err := n.dropPrograms(); err != nil {
+		return fmt.Errorf("remove unused rules: %w", err)
+	}
 	return n.forward(f.egress)
 }
 
@@ -376,6 +408,7 @@ func (n *Network) Close() {
 	}
 	n.cancel()
 	<-n.tended
+	<-n.watched
 	n.ops.Wait()
 	n.closeFiles()
 }
@@ -384,7 +417,8 @@ func (n *Network) closeFiles() {
 	if n.dns != nil {
 		n.dns.stop()
 	}
-	for _, t := range []*nsThread{n.router, n.slow, n.host} {
+	n.stopProxy()
+	for _, t := range []*nsThread{n.router, n.slow, n.dialer, n.watcher, n.host} {
 		if t != nil {
 			t.stop()
 		}
@@ -409,8 +443,10 @@ func (n *Network) Destroy(ctx context.Context) error {
 	n.mu.Unlock()
 	n.cancel()
 	<-n.tended
+	<-n.watched
 	n.ops.Wait()
 	n.dns.stop()
+	n.stopProxy()
 	err := n.teardown(ctx)
 	n.closeFiles()
 	if err != nil {
@@ -426,10 +462,10 @@ func (n *Network) teardown(ctx context.Context) error {
 	// that is not closed already.
 	gone := map[netip.Addr]bool{}
 	for _, s := range n.slots {
-		gone[s.addr] = true
+		gone[s.addr], gone[s.gw] = true, true
 	}
 	for _, s := range append(n.dead, n.dying...) {
-		gone[s.addr] = true
+		gone[s.addr], gone[s.gw] = true, true
 	}
 	if err := n.removeHost(ctx); err != nil {
 		errs = append(errs, err)

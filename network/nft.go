@@ -94,9 +94,14 @@ func within(field expr.Any, op expr.CmpOp, p netip.Prefix) exprs {
 	}
 }
 
+// transport loads a port, or what else is two bytes of the transport header.
+func transport(offset, reg uint32) expr.Any {
+	return &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2}
+}
+
 func dport(port uint16) exprs {
 	return exprs{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		transport(2, 1),
 		cmp(expr.CmpOpEq, binaryutil.BigEndian.PutUint16(port)),
 	}
 }
@@ -135,6 +140,72 @@ func gotoChain(name string) exprs {
 	return exprs{&expr.Verdict{Kind: expr.VerdictGoto, Chain: name}}
 }
 
+func jump(name string) exprs {
+	return exprs{&expr.Verdict{Kind: expr.VerdictJump, Chain: name}}
+}
+
+// lookup is for a key that begins in register 1.
+func lookup(s *nftables.Set, invert bool) expr.Any { return in(s, invert) }
+
+// verdictOf continues where a map says, if it says anything.
+func verdictOf(key expr.MetaKey, m *nftables.Set) exprs {
+	return exprs{&expr.Meta{Key: key, Register: 1}, &expr.Lookup{SourceRegister: 1, DestRegister: 0, IsDestRegSet: true, SetName: m.Name, SetID: m.ID}}
+}
+
+// ctStatus matches when any of the given IPS_* bits (nf_conntrack_common.h) is set.
+func ctStatus(bits uint32) exprs {
+	return exprs{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},
+		cmp(expr.CmpOpNeq, make([]byte, 4)),
+	}
+}
+
+func markIs(m uint32) exprs {
+	return exprs{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, cmp(expr.CmpOpEq, binaryutil.NativeEndian.PutUint32(m))}
+}
+
+func setMark(m uint32) exprs {
+	return exprs{
+		&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint32(m)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true},
+	}
+}
+
+// way says which end of a packet is the far one.
+type way bool
+
+const (
+	outward way = false
+	inward  way = true
+)
+
+// The registers of 4 bytes that follow the 16 of register 1: NFT_REG32_04, which
+// is also register 2, and on.
+const (
+	reg2a = 2
+	reg2b = 13
+	reg2c = 14
+)
+
+// flowKey loads "interface of the slot . far address . protocol . far port" from
+// register 1 on; without ports, the port is 0.
+func flowKey(w way, ports bool) exprs {
+	key, offset, port := expr.MetaKeyIIFNAME, uint32(16), uint32(2)
+	if w == inward {
+		key, offset, port = expr.MetaKeyOIFNAME, 12, 0
+	}
+	out := exprs{
+		&expr.Meta{Key: key, Register: 1},
+		ipField(offset, reg2a),
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg2b},
+	}
+	if ports {
+		return append(out, transport(port, reg2c))
+	}
+	return append(out, &expr.Immediate{Register: reg2c, Data: make([]byte, 4)})
+}
+
 // table collects a whole table and commits it in one transaction with the
 // removal of its predecessor, so that there is no moment without rules.
 type table struct {
@@ -142,13 +213,16 @@ type table struct {
 	t    *nftables.Table
 	sets uint32 // ids given so far
 	err  error
+	// listing is what the kernel should list: rules by chain, elements of sets
+	// that do not change by set.
+	listing listing
 }
 
 func replaceTable(c *nftables.Conn, name string) *table {
 	t := &nftables.Table{Family: nftables.TableFamilyINet, Name: name}
 	c.AddTable(t) // so that the removal cannot fail
 	c.DelTable(t)
-	return &table{c: c, t: c.AddTable(t)}
+	return &table{c: c, t: c.AddTable(t), listing: newListing()}
 }
 
 func (t *table) hook(name string, h *nftables.ChainHook, prio nftables.ChainPriority, policy nftables.ChainPolicy, rules ...exprs) {
@@ -157,6 +231,7 @@ func (t *table) hook(name string, h *nftables.ChainHook, prio nftables.ChainPrio
 
 func (t *table) base(name string, typ nftables.ChainType, h *nftables.ChainHook, prio nftables.ChainPriority, policy nftables.ChainPolicy, rules ...exprs) {
 	c := t.c.AddChain(&nftables.Chain{Name: name, Table: t.t, Type: typ, Hooknum: h, Priority: &prio, Policy: &policy})
+	t.listing.base[name] = baseOf(c)
 	t.rules(c, rules)
 }
 
@@ -165,11 +240,13 @@ func (t *table) chains(names ...string) map[string]*nftables.Chain {
 	m := map[string]*nftables.Chain{}
 	for _, n := range names {
 		m[n] = t.c.AddChain(&nftables.Chain{Name: n, Table: t.t})
+		t.rules(m[n], nil)
 	}
 	return m
 }
 
 func (t *table) rules(c *nftables.Chain, rules []exprs) {
+	t.listing.add(c.Name, rules)
 	for _, r := range rules {
 		t.c.AddRule(&nftables.Rule{Table: t.t, Chain: c, Exprs: r})
 	}
@@ -190,6 +267,12 @@ func (t *table) set(s *nftables.Set, elems []nftables.SetElement) *nftables.Set 
 	return s
 }
 
+// fixed adds a set whose elements stay as they are.
+func (t *table) fixed(s *nftables.Set, elems []nftables.SetElement) *nftables.Set {
+	t.listing.sets[s.Name] = elementsOf(elems)
+	return t.set(s, elems)
+}
+
 // addElements adds elements in pieces: one netlink attribute holds 64 KiB.
 func addElements(c *nftables.Conn, s *nftables.Set, elems []nftables.SetElement) error {
 	for len(elems) > 0 {
@@ -204,14 +287,18 @@ func addElements(c *nftables.Conn, s *nftables.Set, elems []nftables.SetElement)
 
 // rangeSet is an interval set of addresses.
 func (t *table) rangeSet(name string, ps []netip.Prefix) *nftables.Set {
+	return t.fixed(&nftables.Set{Name: name, KeyType: nftables.TypeIPAddr, Interval: true}, rangeElems(mergeRanges(ps)))
+}
+
+func rangeElems(rs []addrRange) []nftables.SetElement {
 	var elems []nftables.SetElement
-	for _, r := range mergeRanges(ps) {
+	for _, r := range rs {
 		elems = append(elems, nftables.SetElement{Key: addrOf(r.lo).AsSlice()})
 		if r.hi != ^uint32(0) {
 			elems = append(elems, nftables.SetElement{Key: addrOf(r.hi + 1).AsSlice(), IntervalEnd: true})
 		}
 	}
-	return t.set(&nftables.Set{Name: name, KeyType: nftables.TypeIPAddr, Interval: true}, elems)
+	return elems
 }
 
 func addrElems(as []netip.Addr) []nftables.SetElement {

@@ -2,8 +2,11 @@ package network
 
 import (
 	"log/slog"
+	"maps"
 	"net/netip"
+	"net/url"
 	"regexp"
+	"slices"
 
 	"vivarium/network/policy"
 	"vivarium/sandbox"
@@ -14,6 +17,10 @@ import (
 const (
 	maxGrants = 256
 	maxDeny   = 256
+
+	minBytes    = 1 << 10 // a second
+	maxBytes    = 1 << 33
+	maxConnRate = 1 << 20
 )
 
 // Options says how a Network is set up.
@@ -46,9 +53,21 @@ type Options struct {
 	// DNSRate is how many DNS queries a slot may make per second, with a burst
 	// of twice that. Zero means 200.
 	DNSRate int
+	// BytesPerSecond bounds what a slot sends, and what it gets, with a burst of
+	// a second's worth; a policy may ask for less. Zero means 1 GiB.
+	BytesPerSecond int64
+	// ConnsPerSecond bounds the new flows of a slot, with a burst of two seconds'
+	// worth; a policy may ask for less. Zero means 500.
+	ConnsPerSecond int64
+	// Proxies are the upstream proxies that a policy may choose, by name: http,
+	// https or socks5, with user and password where they want them. They are
+	// reached from the host's network namespace.
+	Proxies map[string]*url.URL
+	// Local are services of the daemon that open slots reach inside the router.
+	Local []LocalService
 	// OnFlows gets what was seen of a slot's destinations, a batch at a time,
 	// from one goroutine. Nil: nobody counts.
-	OnFlows func(slotID string, ds []FlowDelta)
+	OnFlows func(slotID string, ds []FlowDelta) `json:"-"`
 	// Logger receives what happens in the background. Nil discards it.
 	Logger *slog.Logger
 
@@ -99,6 +118,26 @@ func (o *Options) check() error {
 		if !p.IsValid() || !p.Addr().Is4() || p != p.Masked() {
 			return sandbox.Invalid.Errorf("network: denied range %s: want an IPv4 network address and length", p)
 		}
+	}
+	if o.BytesPerSecond == 0 {
+		o.BytesPerSecond = 1 << 30
+	}
+	if o.ConnsPerSecond == 0 {
+		o.ConnsPerSecond = 500
+	}
+	if o.BytesPerSecond < minBytes || o.BytesPerSecond > maxBytes || o.ConnsPerSecond < 1 || o.ConnsPerSecond > maxConnRate {
+		return sandbox.Invalid.Errorf("network: limits of %d bytes and %d flows a second: want %d to %d and 1 to %d", o.BytesPerSecond, o.ConnsPerSecond, minBytes, maxBytes, maxConnRate)
+	}
+	for name, u := range o.Proxies {
+		if u == nil || u.Host == "" || !slices.Contains([]string{"http", "https", "socks5", "socks5h"}, u.Scheme) {
+			return sandbox.Invalid.Errorf("network: upstream proxy %q: want an http, https or socks5 URL", name)
+		}
+	}
+	if len(o.Proxies) > 0 {
+		o.Node.Upstreams = slices.Sorted(maps.Keys(o.Proxies))
+	}
+	if err := checkLocal(o.Local); err != nil {
+		return err
 	}
 	if err := o.Node.Check(); err != nil {
 		return err

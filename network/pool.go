@@ -1,19 +1,19 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"vivarium/network/policy"
 	"vivarium/sandbox"
 )
 
@@ -100,7 +100,7 @@ func (n *Network) grow(busy bool) (*slot, error) {
 		return nil, sandbox.Internal.Errorf("%w", err)
 	}
 	s.busy = busy
-	n.slots[s.ID] = s
+	n.slots[s.ID], n.byAddr[s.addr] = s, s
 	if !busy {
 		n.pool = append(n.pool, s)
 	}
@@ -120,78 +120,6 @@ func (n *Network) freeNumber() (uint32, bool) {
 		}
 	}
 	return 0, false
-}
-
-// setPolicy puts policy p in force for a busy slot: kernel, record and DNS. On
-// error the slot may be in any state that is not more open than before.
-func (n *Network) setPolicy(s *slot, p *policy.Policy) error {
-	n.rules.RLock()
-	defer n.rules.RUnlock()
-	n.dns.drop(s.addr)
-	set := func(p *policy.Policy) error {
-		n.mu.Lock()
-		s.use(p)
-		n.mu.Unlock()
-		return s.saveMeta()
-	}
-	// The record is never more open than the kernel: a daemon that dies in
-	// between comes back to the narrower of the two.
-	if opens(s.Policy.Mode) {
-		if err := set(n.none); err != nil {
-			return fmt.Errorf("save slot: %w", err)
-		}
-	}
-	if err := s.savePolicy(p); err != nil {
-		return fmt.Errorf("save policy: %w", err)
-	}
-	if err := n.install(s, p); err != nil {
-		return fmt.Errorf("install policy: %w", err)
-	}
-	err := set(p)
-	if err == nil {
-		err = n.opts.reach("policy: save")
-	}
-	if err != nil {
-		return fmt.Errorf("save slot: %w", err)
-	}
-	n.dns.set(s.addr, s.dns, p)
-	return nil
-}
-
-// install changes the kernel's rules for s in one transaction. What is added
-// may be there already and what is removed is added first, so that the outcome
-// does not depend on what was before; only a missing table is an error.
-// It takes no lock that the making or removal of interfaces holds for long.
-func (n *Network) install(s *slot, p *policy.Policy) error {
-	if opens(p.Mode) && !p.Simple() {
-		return sandbox.Unsupported.Errorf("policies with rules")
-	}
-	changes := []change{{setOpen(), openKey(s)}, {mapPolicy(), policyEntry(s, chainPublic)}, {setGate(), openKey(s)}}
-	apply := func(changes ...change) error {
-		return n.router.nft(func(c *nftables.Conn) error {
-			for _, e := range changes {
-				if err := e.apply(c, opens(p.Mode)); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
-	err := apply(changes...)
-	if err == nil {
-		return n.opts.reach("policy: rules")
-	}
-	// A table is missing: have it put back now, and close what can be closed.
-	select {
-	case n.alarm <- struct{}{}:
-	default:
-	}
-	if !opens(p.Mode) {
-		for _, e := range changes {
-			_ = apply(e) // the first error is the one to tell
-		}
-	}
-	return err
 }
 
 // change is a set and elements that are to be in it or not.
@@ -214,6 +142,24 @@ func (e change) apply(c *nftables.Conn, present bool) error {
 		elems = elems[k:]
 	}
 	return nil
+}
+
+// replace queues what makes e's elements present, and absent those of old that
+// differ. Both are of one set; an element is its key and where that leads.
+func (e change) replace(c *nftables.Conn, old change) error {
+	same := func(a, b nftables.SetElement) bool {
+		return bytes.Equal(a.Key, b.Key) && (a.VerdictData == nil || *a.VerdictData == *b.VerdictData)
+	}
+	var gone []nftables.SetElement
+	for _, o := range old.elems {
+		if !slices.ContainsFunc(e.elems, func(k nftables.SetElement) bool { return same(k, o) }) {
+			gone = append(gone, o)
+		}
+	}
+	if err := (change{e.set, gone}).apply(c, false); err != nil {
+		return err
+	}
+	return addElements(c, e.set, e.elems)
 }
 
 // holdTimeout is long for what holds a slot, which takes milliseconds.
@@ -266,20 +212,47 @@ func (n *Network) Release(ctx context.Context, slotID string) error {
 	if err != nil {
 		return err
 	}
+	n.mu.Lock()
+	opened := s.opened
+	n.mu.Unlock()
+	n.shut(s)
+	s.closed = true
+	if opened {
+		n.lastFlows(s.ID) // while whoever gets them still knows the slot
+	}
 	n.discard(s)
 	return nil
 }
 
+// shut makes a busy slot reach nothing: what is open ends, too.
+func (n *Network) shut(s *slot) {
+	s.pol.Store(nil)
+	n.dns.drop(s.addr)
+	n.mu.Lock()
+	delete(n.byAddr, s.addr)
+	n.mu.Unlock()
+	n.proxy.Drop(s.ID)
+	n.rules.RLock()
+	defer n.rules.RUnlock()
+	s.pins.change.Lock()
+	defer s.pins.change.Unlock()
+	if err := n.closeSlots(s); err != nil {
+		// The interface goes next, which closes it for good.
+		n.log.Warn("close slot", "slot", s.ID, "err", err)
+	}
+	if err := n.setSource(s, netip.Addr{}); err != nil {
+		n.log.Warn("take source address away", "slot", s.ID, "err", err)
+	}
+}
+
 // discard closes a busy slot and queues it for destruction.
 func (n *Network) discard(s *slot) {
-	n.dns.drop(s.addr)
 	// Without its record the slot is an orphan to whoever opens next.
 	if err := os.Remove(filepath.Join(s.dir, metaFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		n.log.Warn("remove slot record", "slot", s.ID, "err", err)
 	}
-	if err := n.closeSlots(s); err != nil {
-		// The interface goes next, which closes it for good.
-		n.log.Warn("close slot", "slot", s.ID, "err", err)
+	if !s.closed {
+		n.shut(s)
 	}
 	n.mu.Lock()
 	delete(n.slots, s.ID)
@@ -457,7 +430,7 @@ func (n *Network) forgetDying() int {
 				continue
 			}
 		}
-		gone[s.addr] = true
+		gone[s.addr], gone[s.gw] = true, true
 		numbers = append(numbers, s.N)
 	}
 	if err := n.forgetFlows(gone); err != nil {

@@ -1,15 +1,7 @@
 package network
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
-	"fmt"
-
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
-	mdnetlink "github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"vivarium/sandbox"
 )
@@ -43,88 +35,10 @@ func (n *Network) ReadBack(ctx context.Context, id string) (sandbox.AppliedPolic
 		return sandbox.AppliedPolicy{}, err
 	}
 	defer n.letGo(s)
-	got, err := n.readSlot(s)
-	if err != nil {
+	if err := n.verifySlot(s); err != nil {
 		return sandbox.AppliedPolicy{}, sandbox.Internal.Errorf("read policy of slot %s: %w", id, err)
 	}
-	if got != s.Policy.Mode {
-		return sandbox.AppliedPolicy{}, sandbox.Internal.Errorf("slot %s: policy is %q in the kernel, not %q", id, got, s.Policy.Mode)
-	}
 	return applied(s.policy), nil
-}
-
-// readSlot derives a slot's mode from rules and flags alone.
-func (n *Network) readSlot(s *slot) (sandbox.NetworkMode, error) {
-	mode := sandbox.NetworkNone
-	err := n.router.do(func() error {
-		var open, gate, registered bool
-		err := n.router.withNft(func(c *nftables.Conn) error {
-			es, err := c.GetSetElements(mapPolicy())
-			if err != nil {
-				return err
-			}
-			for _, e := range es {
-				if bytes.Equal(e.Key, ifname(s.veth)) {
-					if mode, err = verdictChain(e.Val); err != nil {
-						return err
-					}
-				}
-			}
-			if open, err = contains(c, setOpen(), openKey(s)[0].Key); err != nil {
-				return err
-			}
-			if gate, err = contains(c, setGate(), openKey(s)[0].Key); err != nil {
-				return err
-			}
-			registered, err = contains(c, setSlots(), slotKey(s)[0].Key)
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		if !registered || open != opens(mode) || gate != opens(mode) {
-			return fmt.Errorf("the kernel is of two minds: registered %v, chain %q, open %v, gate %v", registered, mode, open, gate)
-		}
-		return nil
-	})
-	return mode, err
-}
-
-// verdictChain returns the chain of a packed verdict (NFTA_VERDICT_CODE and
-// NFTA_VERDICT_CHAIN of linux/netfilter/nf_tables.h), which must be a goto.
-func verdictChain(b []byte) (sandbox.NetworkMode, error) {
-	ad, err := mdnetlink.NewAttributeDecoder(b)
-	if err != nil {
-		return "", err
-	}
-	ad.ByteOrder = binary.BigEndian
-	var code int32
-	var chain string
-	for ad.Next() {
-		switch ad.Type() {
-		case unix.NFTA_VERDICT_CODE:
-			code = int32(ad.Uint32())
-		case unix.NFTA_VERDICT_CHAIN:
-			chain = ad.String()
-		}
-	}
-	if err := ad.Err(); err != nil {
-		return "", err
-	}
-	if code != int32(expr.VerdictGoto) {
-		return "", fmt.Errorf("verdict %d is not a goto", code)
-	}
-	return sandbox.NetworkMode(chain), nil
-}
-
-func contains(c *nftables.Conn, s *nftables.Set, key []byte) (bool, error) {
-	es, err := c.GetSetElements(s)
-	for _, e := range es {
-		if bytes.Equal(e.Key, key) {
-			return true, err
-		}
-	}
-	return false, err
 }
 
 // Stats are counts of now.

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/nftables"
@@ -59,20 +60,31 @@ type slotMeta struct {
 
 type slot struct {
 	slotMeta
-	policy *policy.Policy // in force; changed by use
-	// injector stands between the slot and inspected names; guarded by Network.mu
-	injector proxy.Injector
-	dir      string
-	veth     string
-	addr     netip.Addr
-	gw       netip.Addr
-	dns      *dnsClient
-	dropped  time.Time // when its namespace was let go; used by tend
-	busy     bool      // a policy change or release is under way; guarded by Network.mu
+	policy  *policy.Policy // in force; changed by use
+	dir     string
+	veth    string
+	addr    netip.Addr
+	gw      netip.Addr
+	dns     *dnsClient
+	dropped time.Time // when its namespace was let go; used by tend
+	busy    bool      // a policy change or release is under way; guarded by Network.mu
+	opened  bool      // something may have passed; guarded by Network.mu
+
+	// pol is what DNS and proxy go by; nil while the slot is closed.
+	pol      atomic.Pointer[policy.Policy]
+	injector atomic.Pointer[proxy.Injector]
+	pins     *pins
+	// kernel is what the rules hold, next what they may hold besides since a
+	// transaction failed. They are changed by who made the slot busy, on the
+	// router's thread.
+	kernel, next *slotKernel
+	source       netip.Addr // in the host's table; invalid: none
+	closed       bool       // for good; of who made the slot busy
 }
 
 // use makes p the slot's policy in memory. The caller holds Network.mu.
 func (s *slot) use(p *policy.Policy) {
+	s.opened = s.opened || opens(p.Mode)
 	s.policy, s.Policy = p, slotPolicy{Mode: p.Mode}
 	if !p.Simple() {
 		s.Policy.Hash = p.Hash
@@ -97,7 +109,8 @@ func (n *Network) vethName(i uint32) string {
 func (n *Network) newSlot(m slotMeta) *slot {
 	s := &slot{slotMeta: m, dir: filepath.Join(n.slotsDir(), m.ID), veth: n.vethName(m.N)}
 	s.gw, s.addr = n.addr(firstSlot+2*m.N), n.addr(firstSlot+2*m.N+1)
-	s.dns = newDNSClient(n.opts.DNSRate)
+	s.pins = newPins()
+	s.dns = newDNSClient(s, n.opts.DNSRate)
 	s.use(n.none)
 	return s
 }
@@ -237,23 +250,58 @@ func ipNet31(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(31, 32)}
 }
 
-// closeSlots takes every permission of slots away in one transaction, also
-// those that were never given.
+// closeSlots takes every permission of slots away in one transaction.
 func (n *Network) closeSlots(ss ...*slot) error {
-	var slots, open, policy []nftables.SetElement
-	for _, s := range ss {
-		slots = append(slots, slotKey(s)...)
-		open = append(open, openKey(s)...)
-		policy = append(policy, policyEntry(s, chainPublic)...)
-	}
-	return n.router.nft(func(c *nftables.Conn) error {
-		for _, e := range []change{{setSlots(), slots}, {setOpen(), open}, {mapPolicy(), policy}, {setGate(), open}} {
-			if err := e.apply(c, false); err != nil {
-				return err
+	now := time.Now()
+	err := n.router.do(func() error {
+		err := n.router.withNft(func(c *nftables.Conn) error {
+			for _, s := range ss {
+				if err := (change{setSlots(), slotKey(s)}).apply(c, false); err != nil {
+					return err
+				}
+				for _, e := range n.presence(s, s.kernel) {
+					if err := e.apply(c, false); err != nil {
+						return err
+					}
+				}
+				d := s.pins.diff(nil)
+				if err := d.queue(c, s, now); err != nil {
+					return err
+				}
+			}
+			return c.Flush()
+		})
+		if err == nil {
+			for _, s := range ss {
+				if s.kernel != nil {
+					n.usePrograms(s.kernel.program, nil)
+				}
+				s.kernel = nil
 			}
 		}
-		return nil
+		return err
 	})
+	for _, s := range ss {
+		s.pins.clear()
+		if err != nil || s.next != nil {
+			n.closeByForce(s)
+		}
+	}
+	return err
+}
+
+// closeByForce takes away whatever a slot may have in the kernel, one by one,
+// where it is not known what that is.
+func (n *Network) closeByForce(s *slot) {
+	for _, k := range []*slotKernel{s.kernel, s.next} {
+		for _, e := range append(n.presence(s, k), change{setSlots(), slotKey(s)}) {
+			for _, el := range e.elems {
+				_ = n.router.nft(func(c *nftables.Conn) error { // it may be gone already
+					return c.SetDeleteElements(e.set, []nftables.SetElement{{Key: el.Key}})
+				})
+			}
+		}
+	}
 }
 
 // Groups mark interfaces in the router, so that many can be removed at once:
@@ -304,7 +352,7 @@ func dropSlotDir(dir string) error {
 	if err := dropNetns(filepath.Join(dir, netnsFile)); err != nil {
 		return err
 	}
-	for _, f := range []string{metaFile, policyFile, policyFile + ".tmp"} {
+	for _, f := range []string{metaFile, policyFile, policyFile + ".tmp", pinsFile, pinsFile + ".tmp"} {
 		if err := os.Remove(filepath.Join(dir, f)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -342,7 +390,7 @@ func (n *Network) loadSlots() error {
 			continue
 		}
 		delete(stray, s.veth)
-		n.slots[s.ID] = s
+		n.slots[s.ID], n.byAddr[s.addr] = s, s
 		n.used[s.N] = true
 		n.next = max(n.next, s.N+1)
 	}
@@ -388,5 +436,6 @@ func (n *Network) loadSlot(dir, name string) *slot {
 	ns.Close()
 	s := n.newSlot(m)
 	s.use(n.loadPolicy(s, m.Policy))
+	s.pins.load(dir)
 	return s
 }
