@@ -40,6 +40,7 @@ func main() {
 	}
 	os.Args = spawn.SentryArgs(os.Args)
 	seccomp.Use()
+	quick()
 	cli.Run(nil, map[util.SubCommand]string{
 		new(sentrycmd.Boot): "",
 		new(cmd.Gofer):      "",

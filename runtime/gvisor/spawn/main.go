@@ -53,6 +53,7 @@ func Main(starter string) error {
 		return err
 	}
 	log.SetTarget(log.GoogleEmitter{Writer: &log.Writer{Next: io.Discard}})
+	log.SetLevel(log.Warning) // what is not written need not be composed
 	reap()
 	in := json.NewDecoder(bufio.NewReader(conn))
 	for {
