@@ -70,9 +70,13 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 			e.Flowed(slot, ds)
 		}
 	}
+	fetch, err := newFetch(opts.Node)
+	if err != nil {
+		return nil, err
+	}
 	images, err := image.Open(ctx, image.Options{
 		Dir: filepath.Join(cfg.DataDir, "images"), DiskBudget: int64(cfg.Images.DiskBudget), Reserve: int64(cfg.Reserve.Disk), Mirrors: cfg.Images.Mirrors, Insecure: cfg.Images.Insecure,
-		Credentials: credentials, Fetch: fetchPolicy(cfg, opts.Grants, opts.Deny),
+		Credentials: credentials, Fetch: fetch.forImages(cfg),
 		Limits: image.Limits{LayerBytes: int64(cfg.Images.MaxLayerBytes), Entries: cfg.Images.MaxEntries},
 	})
 	if err != nil {

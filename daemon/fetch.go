@@ -4,8 +4,10 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"vivarium/config"
@@ -14,35 +16,57 @@ import (
 	"vivarium/sandbox"
 )
 
-// fetchPolicy says which addresses the daemon connects to for a tenant's pulls:
-// what a sandbox with policy public reaches, and the registries that the config
-// names. Else a tenant could ask the daemon what this host and its network hide
-// from him, and read the answer in the error. The first tenant's pulls are the
-// operator's own, who may have a registry anywhere.
-func fetchPolicy(cfg *config.Config, grants []policy.Grant, deny []netip.Prefix) func(tenant string) image.DialPolicy {
-	p := &fetch{grants: grants, deny: deny, lookup: net.DefaultResolver.LookupNetIP, local: localAddrs}
+// fetch says which addresses the daemon connects to for somebody: what a sandbox
+// with policy public reaches under the operator's floor, grants and denied
+// ranges, and the registries that the config names. Else a tenant could ask the
+// daemon what this host and its network hide from him, and read the answer in the
+// error. It is asked after every resolution and redirect.
+type fetch struct {
+	policy *policy.Policy
+	floor6 bool // the floor lets all of the public internet pass
+	deny   []netip.Prefix
+	named  []place // registries of the config
+	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
+	local  func() ([]netip.Addr, error)
+}
+
+func newFetch(node policy.Node) (*fetch, error) {
+	p, err := node.Compile(sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic})
+	if err != nil {
+		return nil, err
+	}
+	return &fetch{policy: p, floor6: p.Simple(), deny: node.Deny, lookup: net.DefaultResolver.LookupNetIP, local: localAddrs}, nil
+}
+
+// forImages is fetch for pulls. The first tenant's are the operator's own, who may
+// have a registry anywhere.
+func (f *fetch) forImages(cfg *config.Config) func(tenant string) image.DialPolicy {
 	for _, list := range cfg.Images.Mirrors {
 		for _, m := range list {
-			p.name(m)
+			f.name(m)
 		}
 	}
 	for _, h := range cfg.Images.Insecure {
-		p.name(h)
+		f.name(h)
 	}
 	return func(tenant string) image.DialPolicy {
 		if tenant == DefaultTenant {
 			return nil
 		}
-		return p.allow
+		return func(ctx context.Context, _, host, addr string) error { return f.allow(ctx, host, addr) }
 	}
 }
 
-type fetch struct {
-	grants []policy.Grant
-	deny   []netip.Prefix
-	named  []place // registries of the config
-	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
-	local  func() ([]netip.Addr, error)
+// dial connects to host:port, whatever the name resolves to being judged.
+func (f *fetch) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, sandbox.Invalid.Errorf("address %q: %w", address, err)
+	}
+	d := net.Dialer{Timeout: 15 * time.Second, ControlContext: func(ctx context.Context, _, addr string, _ syscall.RawConn) error {
+		return f.allow(ctx, host, addr)
+	}}
+	return d.DialContext(ctx, network, address)
 }
 
 // place is a host, on one port or ("") all.
@@ -70,10 +94,10 @@ var (
 		netip.MustParsePrefix("2001::/23"), netip.MustParsePrefix("2001:db8::/32"),
 		netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("3fff::/20"),
 	}
-	hidden4 = policy.SpecialPurpose()
 )
 
-func (f *fetch) allow(ctx context.Context, _, _, addr string) error {
+// allow decides on a connection to addr, "ip:port", which host resolved to.
+func (f *fetch) allow(ctx context.Context, host, addr string) error {
 	ap, err := netip.ParseAddrPort(addr)
 	if err != nil {
 		return sandbox.Denied.Errorf("address %q: %w", addr, err)
@@ -82,50 +106,31 @@ func (f *fetch) allow(ctx context.Context, _, _, addr string) error {
 	if in(f.deny, a) {
 		return sandbox.Denied.Errorf("it is in network.deny")
 	}
-	if f.isPublic(a) || f.granted(a, ap.Port()) || f.isNamed(ctx, a, ap.Port()) {
+	if f.isNamed(ctx, a, ap.Port()) {
 		return nil
 	}
-	return sandbox.Denied.Errorf("it is not on the public internet")
+	own, err := f.local() // be they public: the host's services are not for tenants
+	if err != nil {
+		return err
+	}
+	if a.Is4() {
+		name, _ := policy.Name(host) // an address has none
+		v := f.policy.Decide(policy.Flow{Name: name, Addr: a, Port: ap.Port(), Protocol: sandbox.ProtocolTCP}, own...)
+		if !v.Allowed {
+			return sandbox.Denied.Errorf("%s", v.Rule)
+		}
+		return nil
+	}
+	if !f.floor6 || !public6.Contains(a) || in(hidden6, a) || slices.Contains(own, a) {
+		return sandbox.Denied.Errorf("it is not on the public internet")
+	}
+	return nil
 }
 
 func in(l []netip.Prefix, a netip.Addr) bool {
 	for _, p := range l {
 		if p.Contains(a) {
 			return true
-		}
-	}
-	return false
-}
-
-func (f *fetch) isPublic(a netip.Addr) bool {
-	if a.Is4() && in(hidden4, a) || a.Is6() && (!public6.Contains(a) || in(hidden6, a)) {
-		return false
-	}
-	// the host's own, be they public: its services are not for tenants
-	own, err := f.local()
-	if err != nil {
-		return false
-	}
-	for _, o := range own {
-		if o == a {
-			return false
-		}
-	}
-	return true
-}
-
-func (f *fetch) granted(a netip.Addr, port uint16) bool {
-	for _, g := range f.grants {
-		if !g.Prefix.Contains(a) {
-			continue
-		}
-		if len(g.Ports) == 0 {
-			return true
-		}
-		for _, p := range g.Ports {
-			if p == port {
-				return true
-			}
 		}
 	}
 	return false

@@ -18,20 +18,44 @@ func TestFetchPolicy(t *testing.T) {
 	cfg.Images.Mirrors = map[string][]string{"docker.io": {"http://10.1.1.1:5000/hub", "mirror.example"}}
 	cfg.Images.Insecure = []string{"[fd00::5]:5000", "192.168.7.7"}
 	grants := []policy.Grant{{Prefix: netip.MustParsePrefix("10.2.0.0/16"), Ports: []uint16{443}}, {Prefix: netip.MustParsePrefix("10.3.0.0/16")}}
-	byTenant := fetchPolicy(cfg, grants, []netip.Prefix{netip.MustParsePrefix("9.9.0.0/16"), netip.MustParsePrefix("10.3.3.3/32")})
+	floor := sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}
+	for _, r := range []string{"198.41.0.4", "*.closed.example", "7.7.7.7:25"} {
+		rule, err := policy.ParseRule(sandbox.RuleDeny, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		floor.Rules = append(floor.Rules, rule)
+	}
+	node := policy.Node{Grants: grants, Deny: []netip.Prefix{netip.MustParsePrefix("9.9.0.0/16"), netip.MustParsePrefix("10.3.3.3/32")}}
+	open, err := newFetch(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byTenant := open.forImages(cfg)
 	if byTenant(DefaultTenant) != nil {
 		t.Error("the operator's own pulls are bound")
 	}
-	p := &fetch{}
-	*p = fetch{
-		grants: grants, deny: []netip.Prefix{netip.MustParsePrefix("9.9.0.0/16"), netip.MustParsePrefix("10.3.3.3/32")},
-		local: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("8.1.1.1")}, nil },
-		lookup: func(_ context.Context, _, host string) ([]netip.Addr, error) {
-			if host == "mirror.example" {
-				return []netip.Addr{netip.MustParseAddr("172.16.4.4")}, nil
-			}
-			return nil, errors.New("no such host")
-		},
+	node.Floor = floor
+	narrow, err := newFetch(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for addr, host := range map[string]string{"198.41.0.4:443": "a.example", "8.8.8.8:443": "x.closed.example", "7.7.7.7:25": "", "[2606:4700::1]:443": "a.example"} {
+		if err := narrow.allow(t.Context(), host, addr); !errors.Is(err, sandbox.Denied) {
+			t.Errorf("%s for %q under the floor: %v", addr, host, err)
+		}
+	}
+	if err := narrow.allow(t.Context(), "a.example", "8.8.8.8:443"); err != nil {
+		t.Error(err)
+	}
+	p := open
+	p.named = nil
+	p.local = func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("8.1.1.1")}, nil }
+	p.lookup = func(_ context.Context, _, host string) ([]netip.Addr, error) {
+		if host == "mirror.example" {
+			return []netip.Addr{netip.MustParseAddr("172.16.4.4")}, nil
+		}
+		return nil, errors.New("no such host")
 	}
 	for _, m := range cfg.Images.Mirrors["docker.io"] {
 		p.name(m)
@@ -49,12 +73,12 @@ func TestFetchPolicy(t *testing.T) {
 		"10.1.1.1:5000": true, "10.1.1.1:443": false, "172.16.4.4:443": true, "172.16.4.5:443": false,
 		"[fd00::5]:5000": true, "[fd00::5]:443": false, "192.168.7.7:80": true,
 	} {
-		err := p.allow(t.Context(), "a", "tcp", addr)
+		err := p.allow(t.Context(), "", addr)
 		if (err == nil) != want || err != nil && !errors.Is(err, sandbox.Denied) {
 			t.Errorf("%s: %v", addr, err)
 		}
 	}
-	if err := byTenant("a")(t.Context(), "a", "tcp", "127.0.0.1:80"); !errors.Is(err, sandbox.Denied) {
+	if err := byTenant("a")(t.Context(), "tcp", "localhost", "127.0.0.1:80"); !errors.Is(err, sandbox.Denied) {
 		t.Errorf("the host's loopback: %v", err)
 	}
 }

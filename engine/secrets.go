@@ -120,7 +120,7 @@ func (b *box) trust(ctx context.Context) error {
 		b.e.log.Info("CA stores that the sandbox's CA could not be added to", "sandbox", b.id, "why", strings.Join(t.Skipped, "; "))
 	}
 	b.mu.Lock()
-	b.rec.Base.Trust = t.Env
+	b.rec.Base.Under = t.Env
 	b.mu.Unlock()
 	return nil
 }

@@ -214,13 +214,13 @@ func mainCommand(s sandbox.Spec, entrypoint, cmd []string) []string {
 // mergedEnv is the environment of image and spec.
 func mergedEnv(sb *sandbox.Sandbox) map[string]string {
 	bare := *sb
-	bare.Base.Trust = nil
+	bare.Base.Under = nil
 	return execSpec(&bare, nil, sandbox.ExecSpec{}).Env
 }
 
 // execSpec is an exec with what the sandbox and its image give to it.
 func execSpec(sb *sandbox.Sandbox, secrets map[string]string, x sandbox.ExecSpec) sandbox.ExecSpec {
-	env := maps.Clone(sb.Base.Trust)
+	env := maps.Clone(sb.Base.Under)
 	if env == nil {
 		env = map[string]string{}
 	}

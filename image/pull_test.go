@@ -449,18 +449,20 @@ func TestPullDialPolicy(t *testing.T) {
 	reg := newRegistry(t)
 	ref := reg.push(t, "a/b:1", testImage(t, tarOf(t, ent{name: "f", data: "1"})))
 	var asked sync.Map
-	policy := func(_ context.Context, tenant, _, addr string) error {
-		asked.Store(tenant+" "+addr, true)
-		if tenant == "bad" {
-			return errors.New("not for you")
+	policy := func(tenant string) DialPolicy {
+		return func(_ context.Context, _, host, addr string) error {
+			asked.Store(tenant+" "+host+" "+addr, true)
+			if tenant == "bad" {
+				return errors.New("not for you")
+			}
+			return nil
 		}
-		return nil
 	}
 	s := open(t, Options{Fetch: func(tenant string) DialPolicy {
 		if tenant == "free" {
 			return nil
 		}
-		return policy
+		return policy(tenant)
 	}})
 	if _, err := s.Pull(context.Background(), "free", ref, PullOptions{}); err != nil {
 		t.Error(err)
@@ -471,7 +473,7 @@ func TestPullDialPolicy(t *testing.T) {
 	}
 	_, err := s.Pull(context.Background(), "bad", ref, PullOptions{})
 	wantKind(t, err, sandbox.Denied)
-	for _, k := range []string{"good " + reg.host, "bad " + reg.host} {
+	for _, k := range []string{"good 127.0.0.1 " + reg.host, "bad 127.0.0.1 " + reg.host} {
 		if _, ok := asked.Load(k); !ok {
 			t.Errorf("policy was not asked for %s", k)
 		}

@@ -38,14 +38,24 @@ func (s *Store) newTransport(tenant string) (rt http.RoundTripper, closeIdle fun
 	if policy != nil {
 		// A proxy would connect in our stead, where no policy sees it.
 		t.Proxy = nil
-		d.ControlContext = func(ctx context.Context, network, addr string, _ syscall.RawConn) error {
-			if err := policy(ctx, tenant, network, addr); err != nil {
+	}
+	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if policy == nil {
+			return d.DialContext(ctx, network, address)
+		}
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		judged := *d
+		judged.ControlContext = func(ctx context.Context, network, addr string, _ syscall.RawConn) error {
+			if err := policy(ctx, network, host, addr); err != nil {
 				return &refused{addr, err}
 			}
 			return nil
 		}
+		return judged.DialContext(ctx, network, address)
 	}
-	t.DialContext = d.DialContext
 	return httpsOnly{t, s.opt.Insecure}, t.CloseIdleConnections
 }
 

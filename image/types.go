@@ -44,10 +44,11 @@ type Image struct {
 // Limits bounds what an image may ask for; see layer.Limits.
 type Limits = layer.Limits
 
-// DialPolicy decides whether a connection for a tenant may be opened. addr is
-// the resolved "ip:port"; it is asked for every connection, so redirects,
-// token servers and mirrors are covered. A non-nil error refuses.
-type DialPolicy func(ctx context.Context, tenant, network, addr string) error
+// DialPolicy decides whether a connection for a tenant may be opened. host is as
+// it was asked for, addr what it resolved to, "ip:port"; it is asked for every
+// connection, so redirects, token servers and mirrors are covered. A non-nil
+// error refuses.
+type DialPolicy func(ctx context.Context, network, host, addr string) error
 
 // Options configures a Store.
 type Options struct {

@@ -127,7 +127,7 @@ type Sandbox struct {
 // Base is what a sandbox's image gives to the commands in it.
 type Base struct {
 	Env     []string          // KEY=value
-	Trust   map[string]string `json:",omitempty"` // below Env: where programs find the sandbox's CA
+	Under   map[string]string `json:",omitempty"` // below Env, from the node: where programs find the sandbox's CA, and packages
 	Workdir string
 	User    string
 }
