@@ -28,14 +28,19 @@ const (
 	maxLeaves      = 256 // certificates kept ready for one sandbox
 )
 
-// authority is the certificate authority of one sandbox. Its key never leaves the
-// host. It can vouch for the bound hosts and what is below them, and for nothing
-// else: the constraint is critical (RFC 5280 section 4.2.1.10), so a client that
-// does not know it refuses the CA.
+// authority is the certificate authority of one sandbox: a root, which is put
+// inside, and an intermediate below it, which issues. Both can vouch for the bound
+// hosts and what is below them, and for nothing else; the constraint is critical
+// (RFC 5280 section 4.2.1.10), so a client that does not know it refuses them.
+// There are two because clients need not apply the constraints of a root (section
+// 6.1), and Java does not: the root's key is thrown away once it has signed the
+// intermediate, whose constraint every client applies. The intermediate's key
+// never leaves the host.
 type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	leaf *ecdsa.PrivateKey // of all leaves: what they prove is the same
+	root   *x509.Certificate
+	issuer *x509.Certificate
+	key    *ecdsa.PrivateKey // the issuer's
+	leaf   *ecdsa.PrivateKey // of all leaves: what they prove is the same
 
 	mu     sync.Mutex
 	leaves map[string]*tls.Certificate // guarded by mu
@@ -51,6 +56,10 @@ func serial() *big.Int {
 
 // newAuthority makes a CA for hosts (patterns).
 func newAuthority(hosts []string, lifetime time.Duration, now time.Time) (*authority, error) {
+	rootKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, sandbox.Internal.Errorf("make key of a CA: %w", err)
+	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, sandbox.Internal.Errorf("make key of a CA: %w", err)
@@ -64,52 +73,69 @@ func newAuthority(hosts []string, lifetime time.Duration, now time.Time) (*autho
 		names = append(names, strings.TrimPrefix(h, "*."))
 	}
 	slices.Sort(names)
-	n := serial()
+	names = slices.Compact(names)
 	// Each sandbox's CA has a name of its own: OpenSSL finds CAs by name, and an
 	// old one from a snapshot must not be found in place of this one.
-	id := hex.EncodeToString(n.Bytes()[:4])
+	id := hex.EncodeToString(serial().Bytes()[:4])
 	any4, any6 := net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}, net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
-	t := &x509.Certificate{
-		SerialNumber:                n,
-		Subject:                     pkix.Name{CommonName: subjectName + id},
-		NotBefore:                   now.Add(-time.Hour).Truncate(time.Second),
-		NotAfter:                    now.Add(lifetime + lifetimeMargin).Truncate(time.Second),
-		KeyUsage:                    x509.KeyUsageCertSign,
-		BasicConstraintsValid:       true,
-		IsCA:                        true,
-		MaxPathLen:                  0,
-		MaxPathLenZero:              true,
-		PermittedDNSDomainsCritical: true,
-		PermittedDNSDomains:         slices.Compact(names),
-		ExcludedIPRanges:            []*net.IPNet{&any4, &any6},
+	ca := func(name string, path int) *x509.Certificate {
+		return &x509.Certificate{
+			SerialNumber:                serial(),
+			Subject:                     pkix.Name{CommonName: name + id},
+			NotBefore:                   now.Add(-time.Hour).Truncate(time.Second),
+			NotAfter:                    now.Add(lifetime + lifetimeMargin).Truncate(time.Second),
+			KeyUsage:                    x509.KeyUsageCertSign,
+			BasicConstraintsValid:       true,
+			IsCA:                        true,
+			MaxPathLen:                  path,
+			MaxPathLenZero:              path == 0,
+			PermittedDNSDomainsCritical: true,
+			PermittedDNSDomains:         names,
+			ExcludedIPRanges:            []*net.IPNet{&any4, &any6},
+		}
 	}
-	der, err := x509.CreateCertificate(rand.Reader, t, t, key.Public(), key)
+	rootDER, err := x509.CreateCertificate(rand.Reader, ca(subjectName, 1), ca(subjectName, 1), rootKey.Public(), rootKey)
 	if err != nil {
 		return nil, sandbox.Internal.Errorf("make a CA: %w", err)
 	}
-	return loadAuthority(der, key)
+	root, err := x509.ParseCertificate(rootDER)
+	if err != nil {
+		return nil, sandbox.Internal.Errorf("make a CA: %w", err)
+	}
+	issuerDER, err := x509.CreateCertificate(rand.Reader, ca(issuerName, 0), root, key.Public(), rootKey)
+	if err != nil {
+		return nil, sandbox.Internal.Errorf("make a CA: %w", err)
+	}
+	return loadAuthority(rootDER, issuerDER, key)
 }
 
-// subjectName is what the subject of every CA begins with.
-const subjectName = "Vivarium sandbox CA "
+// What the subjects of the two certificates begin with.
+const (
+	subjectName = "Vivarium sandbox CA "
+	issuerName  = "Vivarium sandbox issuer "
+)
 
-func loadAuthority(der []byte, key *ecdsa.PrivateKey) (*authority, error) {
-	cert, err := x509.ParseCertificate(der)
+func loadAuthority(rootDER, issuerDER []byte, key *ecdsa.PrivateKey) (*authority, error) {
+	root, err := x509.ParseCertificate(rootDER)
 	if err != nil {
 		return nil, sandbox.Internal.Errorf("read a CA: %w", err)
 	}
-	if pub, ok := cert.PublicKey.(*ecdsa.PublicKey); !ok || !pub.Equal(key.Public()) {
+	issuer, err := x509.ParseCertificate(issuerDER)
+	if err != nil {
+		return nil, sandbox.Internal.Errorf("read a CA: %w", err)
+	}
+	if pub, ok := issuer.PublicKey.(*ecdsa.PublicKey); !ok || !pub.Equal(key.Public()) {
 		return nil, sandbox.Internal.Errorf("read a CA: the key is another's")
 	}
 	leaf, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, sandbox.Internal.Errorf("make key of certificates: %w", err)
 	}
-	return &authority{cert: cert, key: key, leaf: leaf, leaves: map[string]*tls.Certificate{}}, nil
+	return &authority{root: root, issuer: issuer, key: key, leaf: leaf, leaves: map[string]*tls.Certificate{}}, nil
 }
 
 func (a *authority) pem() []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.root.Raw})
 }
 
 // certificate is the leaf of a canonical name, which the caller has checked.
@@ -135,8 +161,8 @@ func (a *authority) certificate(host string, now time.Time) (*tls.Certificate, e
 
 func (a *authority) issue(host string, now time.Time) (*tls.Certificate, error) {
 	end := now.Add(leafLifetime)
-	if end.After(a.cert.NotAfter) {
-		end = a.cert.NotAfter
+	if end.After(a.issuer.NotAfter) {
+		end = a.issuer.NotAfter
 	}
 	t := &x509.Certificate{
 		SerialNumber:          serial(),
@@ -150,7 +176,7 @@ func (a *authority) issue(host string, now time.Time) (*tls.Certificate, error) 
 	if len(host) <= 64 { // X.520's bound of a common name
 		t.Subject.CommonName = host
 	}
-	der, err := x509.CreateCertificate(rand.Reader, t, a.cert, a.leaf.Public(), a.key)
+	der, err := x509.CreateCertificate(rand.Reader, t, a.issuer, a.leaf.Public(), a.key)
 	if err != nil {
 		return nil, sandbox.Internal.Errorf("make certificate for %s: %w", host, err)
 	}
@@ -158,5 +184,5 @@ func (a *authority) issue(host string, now time.Time) (*tls.Certificate, error) 
 	if err != nil {
 		return nil, sandbox.Internal.Errorf("make certificate for %s: %w", host, err)
 	}
-	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.leaf, Leaf: leaf}, nil
+	return &tls.Certificate{Certificate: [][]byte{der, a.issuer.Raw}, PrivateKey: a.leaf, Leaf: leaf}, nil
 }

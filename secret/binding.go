@@ -46,10 +46,11 @@ type Binding struct {
 	rules  []rule
 	byName map[string]int // index into saved.Entries
 
-	mu      sync.Mutex
-	values  []live           // like saved.Entries; guarded by mu
-	changed int              // counts updates; guarded by mu
-	plans   map[string]*plan // by host; guarded by mu
+	rewrite sync.Mutex // held while the header rules change
+
+	mu     sync.Mutex       // guards too what SetHeaders changes: saved.Entries, saved.Headers, rules, byName
+	values []live           // like saved.Entries; guarded by mu
+	plans  map[string]*plan // by host; guarded by mu
 }
 
 // saved is what a restart of the daemon needs. It has no values: they are read
@@ -60,8 +61,9 @@ type saved struct {
 	Entries []entry
 	Headers []sandbox.HeaderRule
 	Hosts   []string
-	CA      []byte // DER; nil if there are no hosts
-	Key     []byte // of the CA, PKCS #8 DER; nil in memory
+	CA      []byte // the root's certificate, DER; nil if there are no hosts
+	Issuer  []byte // the intermediate's
+	Key     []byte // of the intermediate, PKCS #8 DER; nil in memory
 }
 
 // Format implements fmt.Formatter: %+v would print the CA's key.
@@ -136,18 +138,8 @@ func (v *Vault) Bind(ctx context.Context, spec BindSpec) (*Binding, error) {
 			return nil, err
 		}
 	}
-	for _, r := range b.rules {
-		for _, h := range slices.Sorted(maps.Keys(r.headers)) {
-			for _, n := range r.headers[h].names() {
-				if names[n] {
-					continue
-				}
-				names[n] = true
-				if err := v.add(ctx, b, Use{Name: n}, false); err != nil {
-					return nil, sandbox.KindOf(err).Errorf("header rule for %s: %s: %w", r.domain, h, err)
-				}
-			}
-		}
+	if err := v.addOfRules(ctx, b, names); err != nil {
+		return nil, err
 	}
 	if err := b.check(); err != nil {
 		return nil, err
@@ -157,7 +149,7 @@ func (v *Vault) Bind(ctx context.Context, spec BindSpec) (*Binding, error) {
 		if err != nil {
 			return nil, err
 		}
-		b.ca, b.saved.CA = ca, ca.cert.Raw
+		b.ca, b.saved.CA, b.saved.Issuer = ca, ca.root.Raw, ca.issuer.Raw
 	}
 	if err := v.register(b); err != nil {
 		return nil, err
@@ -192,6 +184,24 @@ func (v *Vault) add(ctx context.Context, b *Binding, u Use, env bool) error {
 	}
 	b.saved.Entries = append(b.saved.Entries, e)
 	b.values = append(b.values, live{ok: true, value: val, hosts: s.Hosts, query: s.Query})
+	return nil
+}
+
+// addOfRules reads the secrets that only header rules have.
+func (v *Vault) addOfRules(ctx context.Context, b *Binding, names map[string]bool) error {
+	for _, r := range b.rules {
+		for _, h := range slices.Sorted(maps.Keys(r.headers)) {
+			for _, n := range r.headers[h].names() {
+				if names[n] {
+					continue
+				}
+				names[n] = true
+				if err := v.add(ctx, b, Use{Name: n}, false); err != nil {
+					return sandbox.KindOf(err).Errorf("header rule for %s: %s: %w", r.domain, h, err)
+				}
+			}
+		}
+	}
 	return nil
 }
 
@@ -348,7 +358,7 @@ func (v *Vault) Restore(ctx context.Context, tenant, sandboxID string) (*Binding
 		if err != nil {
 			return nil, err
 		}
-		if b.ca, err = loadAuthority(b.saved.CA, k); err != nil {
+		if b.ca, err = loadAuthority(b.saved.CA, b.saved.Issuer, k); err != nil {
 			return nil, err
 		}
 	}
@@ -376,6 +386,55 @@ func (v *Vault) Release(ctx context.Context, tenant, sandboxID string) error {
 	return v.store.DeleteSecretBinding(ctx, tenant, sandboxID)
 }
 
+// SetHeaders replaces the header rules of a running sandbox, from its next request
+// on. Conflict: a rule's domain is not among the hosts that the sandbox's CA was
+// made for; a CA's hosts cannot grow. Other errors as of Bind; after any the old
+// rules stay.
+func (v *Vault) SetHeaders(ctx context.Context, b *Binding, rules []sandbox.HeaderRule) error {
+	v.change.RLock()
+	defer v.change.RUnlock()
+	b.rewrite.Lock()
+	defer b.rewrite.Unlock()
+	// saved and rules change here only, under both locks
+	n := &Binding{ca: b.ca, saved: b.saved}
+	n.saved.Headers, n.saved.Entries = rules, nil
+	if err := n.parseRules(); err != nil {
+		return err
+	}
+	names := map[string]bool{}
+	b.mu.Lock()
+	for i, e := range b.saved.Entries {
+		if e.Env != "" {
+			names[e.Name] = true
+			n.saved.Entries = append(n.saved.Entries, e)
+			n.values = append(n.values, b.values[i])
+		}
+	}
+	b.mu.Unlock()
+	if err := v.addOfRules(ctx, n, names); err != nil {
+		return err
+	}
+	if err := n.check(); err != nil {
+		return err
+	}
+	for _, r := range n.rules {
+		if !covers(b.saved.Hosts, r.domain) {
+			return sandbox.Conflict.Errorf("header rule for %s: the sandbox was made without that domain", r.domain).
+				WithHint("make a sandbox with the rule: the certificate authority inside is for the domains that were known then")
+		}
+	}
+	n.saved.Hosts = b.saved.Hosts
+	if err := v.save(ctx, n); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.saved.Headers, b.saved.Entries = n.saved.Headers, n.saved.Entries
+	b.values, b.rules, b.byName = n.values, n.rules, n.byName
+	b.plans = nil
+	return nil
+}
+
 // now is an entry's secret as it is now, if it still is of the entry's kind.
 func (e entry) now(s Secret, val, old Value) live {
 	if (e.Placeholder == "") != (s.Kind() == Plain) {
@@ -386,12 +445,12 @@ func (e entry) now(s Secret, val, old Value) live {
 
 // update takes over a changed secret; value is empty for a deleted one.
 func (b *Binding) update(s Secret, value string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	i, ok := b.byName[s.Name]
 	if !ok {
 		return
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	old := b.values[i].old
 	if b.values[i].ok {
 		old.Clear()
@@ -402,7 +461,6 @@ func (b *Binding) update(s Secret, value string) {
 	} else {
 		b.values[i] = b.saved.Entries[i].now(s, NewValue([]byte(value)), old)
 	}
-	b.changed++
 	b.plans = nil
 }
 
@@ -414,7 +472,6 @@ func (b *Binding) clear() {
 		b.values[i].old.Clear()
 		b.values[i] = live{}
 	}
-	b.changed++
 	b.plans = nil
 }
 

@@ -104,7 +104,7 @@ func TestAuthority(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !ca.IsCA || !ca.MaxPathLenZero || ca.MaxPathLen != 0 || !ca.PermittedDNSDomainsCritical || strings.Join(ca.PermittedDNSDomains, " ") != "api.example.com wild.example" {
+	if !ca.IsCA || ca.MaxPathLen != 1 || b.ca.issuer.MaxPathLen != 0 || !b.ca.issuer.MaxPathLenZero || !b.ca.issuer.PermittedDNSDomainsCritical || len(b.ca.issuer.PermittedDNSDomains) != 2 || !ca.PermittedDNSDomainsCritical || strings.Join(ca.PermittedDNSDomains, " ") != "api.example.com wild.example" {
 		t.Errorf("%+v", ca)
 	}
 	if left := time.Until(ca.NotAfter); left < 25*time.Hour || left > 27*time.Hour {
@@ -115,6 +115,8 @@ func TestAuthority(t *testing.T) {
 	}
 	pool := x509.NewCertPool()
 	pool.AddCert(ca)
+	below := x509.NewCertPool()
+	below.AddCert(b.ca.issuer)
 	for host, ok := range map[string]bool{
 		"api.example.com": true, "API.example.com.": true, "x.wild.example": true, "x.y.wild.example": true,
 		"wild.example": false, "sub.api.example.com": false, "example.com": false, "evil.example": false, "": false, "*": false, "*.wild.example": false, "127.0.0.1": false,
@@ -127,7 +129,7 @@ func TestAuthority(t *testing.T) {
 			continue
 		}
 		name := strings.TrimSuffix(strings.ToLower(host), ".")
-		if _, err := c.Leaf.Verify(x509.VerifyOptions{Roots: pool, DNSName: name}); err != nil {
+		if _, err := c.Leaf.Verify(x509.VerifyOptions{Roots: pool, Intermediates: below, DNSName: name}); err != nil {
 			t.Errorf("%s: %v", host, err)
 		}
 		if again, _ := b.Certificate(host); again != c {
@@ -144,10 +146,12 @@ func TestAuthority(t *testing.T) {
 			t.Fatal(err)
 		}
 		var bad x509.CertificateInvalidError
-		if _, err := c.Leaf.Verify(x509.VerifyOptions{Roots: pool, DNSName: host}); !errors.As(err, &bad) || bad.Reason != x509.CANotAuthorizedForThisName {
+		if _, err := c.Leaf.Verify(x509.VerifyOptions{Roots: pool, Intermediates: below, DNSName: host}); !errors.As(err, &bad) || bad.Reason != x509.CANotAuthorizedForThisName {
 			t.Errorf("%s: %v", host, err)
 		}
 	}
+	// nor does Java, which takes the issuer's constraint only (the root as an anchor
+	// without one): see TestTools
 	for i := range 3 * maxLeaves {
 		if _, err := b.Certificate(fmt.Sprintf("h%d.wild.example", i)); err != nil {
 			t.Fatal(err)
@@ -202,12 +206,14 @@ func TestRestore(t *testing.T) {
 	}
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(b.CA())
+	below := x509.NewCertPool()
+	below.AddCert(r.ca.issuer)
 	c, err := r.Certificate("api.example.com")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, l := range []*x509.Certificate{c.Leaf, leaf.Leaf} {
-		if _, err := l.Verify(x509.VerifyOptions{Roots: pool, DNSName: "api.example.com"}); err != nil {
+		if _, err := l.Verify(x509.VerifyOptions{Roots: pool, Intermediates: below, DNSName: "api.example.com"}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -325,4 +331,56 @@ func TestConcurrentUse(t *testing.T) {
 		put(t, v, Secret{Name: "KEY", Hosts: []string{"*.a.example"}}, fmt.Sprintf("value number %d", i))
 	}
 	wg.Wait()
+}
+
+func TestSetHeaders(t *testing.T) {
+	t.Parallel()
+	v := open(t)
+	put(t, v, Secret{Name: "KEY", Hosts: []string{"*.a.example"}}, theValue)
+	put(t, v, Secret{Name: "MORE", Hosts: []string{"x.a.example"}}, "more-of-a-value")
+	b := bind(t, v, BindSpec{Uses: []Use{{Name: "KEY"}}})
+	rules := func(domain, value string) []sandbox.HeaderRule {
+		return []sandbox.HeaderRule{{Domain: domain, Headers: map[string]string{"X-R": value}}}
+	}
+	header := func(b *Binding) string {
+		q := request(t, "x.a.example", "/", nil)
+		if err := b.Request("x.a.example", q); err != nil {
+			t.Error(err)
+		}
+		return q.Header.Get("X-R")
+	}
+	ph := b.Environment().Vars()["KEY"]
+	if err := v.SetHeaders(t.Context(), b, rules("x.a.example", "${KEY} ${MORE}")); err != nil {
+		t.Fatal(err)
+	}
+	if header(b) != theValue+" more-of-a-value" {
+		t.Error("the rule is not in force")
+	}
+	if err := v.SetHeaders(t.Context(), b, rules("b.example", "x")); !errors.Is(err, sandbox.Conflict) {
+		t.Errorf("a domain that the CA is not for: %v", err)
+	}
+	if err := v.SetHeaders(t.Context(), b, rules("y.a.example", "${MORE}")); !errors.Is(err, sandbox.Invalid) {
+		t.Errorf("a secret that is not for the domain: %v", err)
+	}
+	if header(b) != theValue+" more-of-a-value" {
+		t.Error("what was refused has changed something")
+	}
+	put(t, v, Secret{Name: "MORE", Hosts: []string{"x.a.example"}}, "changed")
+	if header(b) != theValue+" changed" {
+		t.Error("the rule's secret did not change")
+	}
+	v.forget(b) // as a restart does
+	r, err := v.Restore(t.Context(), "a", "sb-1")
+	if err != nil || r == b {
+		t.Fatal(err)
+	}
+	if header(r) != theValue+" changed" || r.Environment().Vars()["KEY"] != ph || string(r.CA()) != string(b.CA()) {
+		t.Error("not found again after a restart")
+	}
+	if err := v.SetHeaders(t.Context(), r, nil); err != nil || header(r) != "" {
+		t.Errorf("no rules: %v", err)
+	}
+	if len(r.saved.Entries) != 1 || r.Environment().Vars()["KEY"] != ph {
+		t.Errorf("%d secrets are left", len(r.saved.Entries))
+	}
 }

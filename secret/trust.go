@@ -279,7 +279,7 @@ func (b *Binding) Strip(in Inside) (write []File, remove []string, err error) {
 		return nil, nil, nil
 	}
 	remove = []string{debianAnchor, fedoraAnchor}
-	if name, err := hashName(b.ca.cert.Raw); err == nil {
+	if name, err := hashName(b.ca.root.Raw); err == nil {
 		remove = append(remove, certsDir+"/"+name)
 	}
 	remove = append(remove, ownBundle)
