@@ -64,15 +64,18 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		return nil, err
 	}
 	opts.Logger = log
-	var flows atomic.Pointer[engine.Engine] // who they are told to, once it is there
+	var running atomic.Pointer[engine.Engine] // once it is there
 	opts.OnFlows = func(slot string, ds []network.FlowDelta) {
-		if e := flows.Load(); e != nil {
+		if e := running.Load(); e != nil {
 			e.Flowed(slot, ds)
 		}
 	}
 	fetch, err := newFetch(opts.Node)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Cache.Enabled {
+		opts.Local = append(opts.Local, network.LocalService{Name: cacheService, Port: cachePort})
 	}
 	images, err := image.Open(ctx, image.Options{
 		Dir: filepath.Join(cfg.DataDir, "images"), DiskBudget: int64(cfg.Images.DiskBudget), Reserve: int64(cfg.Reserve.Disk), Mirrors: cfg.Images.Mirrors, Insecure: cfg.Images.Insecure,
@@ -148,12 +151,21 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		return nil, err
 	}
 	closers = append(closers, rt.Close)
+	var furnish func() engine.Furnish
+	if cfg.Cache.Enabled {
+		packages, err := openCache(cfg, nw, fetch, &running, log)
+		if err != nil {
+			return nil, err
+		}
+		closers = append(closers, packages.Close)
+		furnish = furnishing(packages, nw.LocalAddr())
+	}
 	vault, err := secret.Open(ctx, cfg.DataDir, st)
 	if err != nil {
 		return nil, err
 	}
 	eng, err = engine.Open(ctx, engine.Options{
-		Dir: cfg.DataDir, Store: st, Images: images, Network: nw, Secrets: vault, Runtimes: []sandbox.Runtime{rt},
+		Dir: cfg.DataDir, Store: st, Images: images, Network: nw, Secrets: vault, Furnish: furnish, Runtimes: []sandbox.Runtime{rt},
 		Defaults: sandbox.Spec{
 			Runtime: cfg.Defaults.Runtime, Network: sandbox.NetworkPolicy{Mode: sandbox.NetworkMode(cfg.Defaults.Network)}, Resources: defaults,
 			Timeout: time.Duration(cfg.Defaults.Timeout), IdleTimeout: time.Duration(cfg.Defaults.IdleTimeout),
@@ -176,7 +188,7 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 		return nil, err
 	}
 	closers = append(closers, eng.Close)
-	flows.Store(eng)
+	running.Store(eng)
 	if err := assets.Prune(filepath.Join(cfg.DataDir, "bin"), programs, rt.NeedsSentry); err != nil {
 		log.Warn("remove programs of earlier versions", "err", err)
 	}

@@ -44,11 +44,13 @@ type Limits struct {
 
 // Options of Open.
 type Options struct {
-	Dir       string // spools live in Dir/spool
-	Store     *store.Store
-	Images    *image.Store
-	Network   *network.Network
-	Secrets   *secret.Vault // nil: none are kept
+	Dir     string // spools live in Dir/spool
+	Store   *store.Store
+	Images  *image.Store
+	Network *network.Network
+	Secrets *secret.Vault // nil: none are kept
+	// Furnish is what every sandbox with a network gets; nil: nothing.
+	Furnish   func() Furnish
 	Runtimes  []sandbox.Runtime
 	Defaults  sandbox.Spec // resources, timeouts, runtime and network of specs that leave them out
 	Limits    Limits

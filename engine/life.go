@@ -291,6 +291,9 @@ func (b *box) start() error {
 		if err := b.setXattrs(ctx, img); err != nil {
 			return err
 		}
+		if err := b.furnish(ctx); err != nil {
+			return err
+		}
 		return b.trust(ctx)
 	}); err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 
@@ -120,7 +121,12 @@ func (b *box) trust(ctx context.Context) error {
 		b.e.log.Info("CA stores that the sandbox's CA could not be added to", "sandbox", b.id, "why", strings.Join(t.Skipped, "; "))
 	}
 	b.mu.Lock()
-	b.rec.Base.Under = t.Env
+	under := maps.Clone(b.rec.Base.Under)
+	if under == nil {
+		under = map[string]string{}
+	}
+	maps.Copy(under, t.Env)
+	b.rec.Base.Under = under
 	b.mu.Unlock()
 	return nil
 }
