@@ -84,6 +84,10 @@ func TestValuePrintsNowhere(t *testing.T) {
 		m map[string]Value
 	}
 	h := holder{val, val, &val, b, b.Environment(), map[string]Value{"x": val}}
+	caKey, err := b.ca.key.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
 	var out strings.Builder
 	for _, x := range []any{val, &val, h, &h, []Value{val}, b, v, v.key, b.Environment(), struct{ B *Binding }{b}} {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%t", "%10v"} {
@@ -98,7 +102,7 @@ func TestValuePrintsNowhere(t *testing.T) {
 	fmt.Fprintln(&out, errors.New(fmt.Sprint(val)))
 	all := out.String()
 	for _, bad := range []string{theValue, fmt.Sprint([]byte(theValue)), strings.Trim(fmt.Sprint([]byte(theValue)), "[]"), fmt.Sprintf("%x", theValue), fmt.Sprintf("%X", theValue),
-		strings.Trim(fmt.Sprint(b.ca.key.D), "[]"), strings.Trim(fmt.Sprint(v.key.v.bytes()), "[]"), fmt.Sprintf("%x", v.key.v.bytes())} {
+		strings.Trim(fmt.Sprint(caKey), "[]"), fmt.Sprintf("%x", caKey), strings.Trim(fmt.Sprint(v.key.v.bytes()), "[]"), fmt.Sprintf("%x", v.key.v.bytes())} {
 		if strings.Contains(all, bad) {
 			t.Errorf("%q was printed", bad)
 		}
@@ -276,6 +280,10 @@ func TestNothingReadableOnDisk(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
+	caKey, err := b.ca.key.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
 	files, _ := filepath.Glob(filepath.Join(dir, "*"))
 	if len(files) < 2 {
 		t.Fatal(files)
@@ -285,7 +293,7 @@ func TestNothingReadableOnDisk(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for what, bad := range map[string][]byte{"the value": []byte(theValue), "the CA's key": b.ca.key.D.Bytes(), "a placeholder": []byte(b.saved.Entries[0].Placeholder)} {
+		for what, bad := range map[string][]byte{"the value": []byte(theValue), "the CA's key": caKey, "a placeholder": []byte(b.saved.Entries[0].Placeholder)} {
 			if bytes.Contains(raw, bad) {
 				t.Errorf("%s has %s", filepath.Base(f), what)
 			}
