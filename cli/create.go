@@ -38,7 +38,7 @@ func (a *app) createCmd() *cobra.Command {
 			return err
 		}
 		defer c.Close()
-		o.Wait = wait
+		o.Wait, o.Prove = wait, flags.prove
 		sb, err := c.Create(cmd.Context(), spec, o)
 		if err != nil {
 			return err

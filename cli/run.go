@@ -51,7 +51,7 @@ func (a *app) runCmd() *cobra.Command {
 				return usage("-d excludes -i and -t")
 			}
 			spec.Remove = cmd.Flags().Changed("rm") && remove
-			sb, err := c.Create(cmd.Context(), spec, client.CreateOptions{Wait: true})
+			sb, err := c.Create(cmd.Context(), spec, client.CreateOptions{Wait: true, Prove: flags.prove})
 			if err != nil {
 				return failed(err)
 			}
@@ -60,7 +60,7 @@ func (a *app) runCmd() *cobra.Command {
 			}
 			return printed(a.Out, sb.Id+"\n")
 		}
-		r := &runner{app: a, c: c, spec: spec, interactive: interactive, tty: tty, remove: remove}
+		r := &runner{app: a, c: c, spec: spec, interactive: interactive, tty: tty, remove: remove, prove: flags.prove}
 		return failed(r.run(cmd.Context()))
 	}
 	return cmd
@@ -72,6 +72,7 @@ type runner struct {
 	c                        *client.Client
 	spec                     *v1.SandboxSpec
 	interactive, tty, remove bool
+	prove                    bool
 
 	id      string
 	running atomic.Bool
@@ -92,7 +93,7 @@ func (r *runner) run(ctx context.Context) (err error) {
 	r.spec.Stdin = r.interactive
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	sb, err := r.c.Create(ctx, r.spec, client.CreateOptions{})
+	sb, err := r.c.Create(ctx, r.spec, client.CreateOptions{Prove: r.prove})
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ type specFlags struct {
 	cmd *cobra.Command
 
 	policy *policyFlags
+	prove  bool
 
 	name, hostname, runtime, pull       string
 	entrypoint, workdir, user           string
@@ -57,6 +58,7 @@ func addSpecFlags(cmd *cobra.Command) *specFlags {
 	fs.DurationVar(&f.probeTimeout, "probe-timeout", 0, "of one try (default 5s)")
 	fs.StringArrayVar(&f.secrets, "secret", nil, "name of a secret (viv secret set) for its hosts; may be repeated")
 	f.policy = addPolicyFlags(fs)
+	fs.BoolVar(&f.prove, "prove", false, "have the network policy tried from inside first; where it is not enforced the sandbox fails")
 	return f
 }
 

@@ -15,12 +15,13 @@ type CreateOptions struct {
 	IdempotencyKey string
 	Wait           bool // until it runs
 	WaitReady      bool // until its probe has passed
+	Prove          bool // its network policy from inside, before its command starts
 }
 
 // Create makes a sandbox.
 func (c *Client) Create(ctx context.Context, spec *v1.SandboxSpec, o CreateOptions) (*v1.Sandbox, error) {
 	res, err := c.Sandboxes.Create(ctx, connect.NewRequest(&v1.CreateSandboxRequest{
-		Spec: spec, IdempotencyKey: o.IdempotencyKey, Wait: o.Wait, WaitReady: o.WaitReady,
+		Spec: spec, IdempotencyKey: o.IdempotencyKey, Wait: o.Wait, WaitReady: o.WaitReady, Prove: o.Prove,
 	}))
 	if err != nil {
 		return nil, err

@@ -63,16 +63,24 @@ func (e *Engine) SetNetwork(ctx context.Context, tenant, ref string, p sandbox.N
 	if p.Mode == "" {
 		p.Mode = sb.Spec.Network.Mode
 	}
+	b.mu.Lock()
+	bound := b.secrets
+	b.mu.Unlock()
 	if p.Headers == nil {
 		p.Headers = sb.Spec.Network.Headers
-	} else if !reflect.DeepEqual(p.Headers, sb.Spec.Network.Headers) {
-		return sandbox.AppliedPolicy{}, sandbox.Unsupported.Errorf("the header rules of a running sandbox cannot be changed").
-			WithHint("what the proxy reads is settled when the sandbox is created: create another; the secrets in the rules can be changed")
+	} else if bound == nil {
+		return sandbox.AppliedPolicy{}, sandbox.Unsupported.Errorf("this sandbox was created without secrets and header rules, so the proxy reads none of its requests").
+			WithHint("create one with --header or --secret: which hosts the proxy may read is settled then")
 	}
 	p.Inspect = b.inspected()
 	c, err := e.opts.Network.Compile(p)
 	if err != nil {
 		return sandbox.AppliedPolicy{}, err
+	}
+	if bound != nil && !reflect.DeepEqual(c.Headers, sb.Spec.Network.Headers) {
+		if err := e.opts.Secrets.SetHeaders(ctx, bound, c.Headers); err != nil {
+			return sandbox.AppliedPolicy{}, err
+		}
 	}
 	a, err := e.opts.Network.SetPolicy(ctx, sb.Slot, c.NetworkPolicy)
 	if err != nil {
