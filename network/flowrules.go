@@ -76,10 +76,10 @@ func flowLogRules(t *table) {
 		})
 		t.rules(ch["known_out"+suffix], []exprs{
 			rule(key, exprs{count(out)}),
-			rule(ctState(expr.CtStateBitNEW), key, exprs{count(opened)}),
+			rule(firstPacket(), key, exprs{count(opened)}),
 		})
 		t.rules(ch["first_out"+suffix], []exprs{
-			rule(ctState(expr.CtStateBitNEW), key, exprs{count(opened)}),
+			rule(firstPacket(), key, exprs{count(opened)}),
 		})
 		t.rules(ch["log_in"+suffix], []exprs{
 			rule(back, exprs{in(out, false), count(incoming)}, accept()),

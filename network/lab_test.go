@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -356,7 +357,8 @@ func (p *place) serve(t testing.TB, addr string) *served {
 
 // A tap records the IPv4 packets that arrive at one interface.
 type tap struct {
-	fd int
+	fd   int
+	last uint16 // destination port of the packet that ended until
 }
 
 func (p *place) tap(t testing.TB, ifc string) *tap {
@@ -394,6 +396,9 @@ func (tp *tap) until(t testing.TB, stop func(ip []byte) bool) (dsts []netip.Addr
 			continue
 		}
 		if stop(b[:k]) {
+			if k >= 24 {
+				tp.last = binary.BigEndian.Uint16(b[22:])
+			}
 			return dsts
 		}
 		a, _ := netip.AddrFromSlice(b[16:20])

@@ -196,9 +196,10 @@ func (t *nsThread) nft(build func(c *nftables.Conn) error) error {
 // an error, answers may be left unread in the socket, so it is replaced.
 func (t *nsThread) withNft(f func(c *nftables.Conn) error) error {
 	if t.conn == nil {
-		// One transaction of a large network is beyond the default buffers.
+		// One transaction of a large network, or of a policy with thousands of
+		// rules, is beyond the default buffers; the kernel acknowledges each part.
 		big := func(c *mdnetlink.Conn) error {
-			return errors.Join(c.SetWriteBuffer(1<<20), c.SetReadBuffer(1<<20))
+			return errors.Join(c.SetWriteBuffer(16<<20), c.SetReadBuffer(32<<20))
 		}
 		c, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(big))
 		if err != nil {

@@ -161,6 +161,16 @@ func ctStatus(bits uint32) exprs {
 	}
 }
 
+// firstPacket matches the packet that begins a flow. To the kernel, datagrams that
+// nobody has answered yet are all new.
+func firstPacket() exprs {
+	return rule(ctState(expr.CtStateBitNEW), exprs{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(ipsConfirmed), Xor: make([]byte, 4)},
+		cmp(expr.CmpOpEq, make([]byte, 4)),
+	})
+}
+
 func markIs(m uint32) exprs {
 	return exprs{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, cmp(expr.CmpOpEq, binaryutil.NativeEndian.PutUint32(m))}
 }

@@ -166,6 +166,13 @@ func (p *pins) purge(now time.Time) {
 	}
 }
 
+// shut forgets what the kernel had.
+func (p *pins) shut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.elems = map[pinKey]time.Time{}
+}
+
 // clear forgets everything; what the kernel has must go, too.
 func (p *pins) clear() {
 	p.mu.Lock()

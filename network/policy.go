@@ -176,7 +176,35 @@ func (n *Network) install(s *slot, p *policy.Policy, prog *program) error {
 		want = s.pins.evaluate(p, n.hostAddrs(), now)
 	}
 	d := s.pins.diff(want)
-	err := n.router.do(func() error {
+	err := n.transact(s, next, &d, now)
+	if err == nil {
+		d.done(s.pins)
+		return n.opts.reach("policy: rules")
+	}
+	// A table is missing, or what is in it is not what was put there: have it
+	// looked at now, and close what can be closed.
+	select {
+	case n.alarm <- struct{}{}:
+	default:
+	}
+	if next == nil {
+		n.closeByForce(s)
+		s.pins.shut()
+		if n.transact(s, nil, &pinDiff{}, now) == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// transact is the one transaction of install. The slot's former state in the kernel
+// is what memory says it is, or, when an earlier transaction has failed, unknown.
+func (n *Network) transact(s *slot, next *slotKernel, d *pinDiff, now time.Time) error {
+	return n.router.do(func() error {
+		var prog *program
+		if next != nil {
+			prog = next.program
+		}
 		err := n.router.withNft(func(c *nftables.Conn) error {
 			if prog != nil && n.progs[prog.name] == nil {
 				if err := prog.add(c); err != nil {
@@ -212,19 +240,6 @@ func (n *Network) install(s *slot, p *policy.Policy, prog *program) error {
 		s.kernel, s.next = next, nil
 		return nil
 	})
-	if err == nil {
-		d.done(s.pins)
-		return n.opts.reach("policy: rules")
-	}
-	// A table is missing: have it put back now, and close what can be closed.
-	select {
-	case n.alarm <- struct{}{}:
-	default:
-	}
-	if next == nil {
-		n.closeByForce(s)
-	}
-	return err
 }
 
 // setSource makes the host give the slot's packets, and what the proxy dials for

@@ -237,6 +237,7 @@ func (p *program) add(c *nftables.Conn) error {
 	}
 	for _, ch := range p.chains {
 		k := c.AddChain(&nftables.Chain{Name: ch.name, Table: tableRef})
+		c.FlushChain(k) // it may be there, when the end of a transaction was not heard of
 		for _, r := range ch.rules {
 			c.AddRule(&nftables.Rule{Table: tableRef, Chain: k, Exprs: r})
 		}

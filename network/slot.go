@@ -282,7 +282,7 @@ func (n *Network) closeSlots(ss ...*slot) error {
 		return err
 	})
 	for _, s := range ss {
-		s.pins.clear()
+		s.pins.shut()
 		if err != nil || s.next != nil {
 			n.closeByForce(s)
 		}

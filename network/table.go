@@ -25,6 +25,8 @@ const (
 	proxyPort = 1
 	// ipsDstNAT says that a connection was redirected (IPS_DST_NAT).
 	ipsDstNAT = 1 << 5
+	// ipsConfirmed says that a connection's first packet has left (IPS_CONFIRMED).
+	ipsConfirmed = 1 << 3
 )
 
 // Sets of the router's table that change while it runs. They are described
@@ -295,7 +297,7 @@ func (n *Network) routerRules(t *table) {
 	})
 	admit := []exprs{
 		rule(ctState(expr.CtStateBitINVALID), drop()),
-		rule(ctState(expr.CtStateBitNEW), jump("opening")),
+		rule(firstPacket(), jump("opening")),
 		jump("slow_out"),
 	}
 	t.rules(ch["admit"], append(admit,
@@ -323,7 +325,7 @@ func (n *Network) routerRules(t *table) {
 	// To the proxy, and to local services.
 	t.rules(ch["to_local"], []exprs{
 		rule(ctState(expr.CtStateBitINVALID), drop()),
-		rule(ctState(expr.CtStateBitNEW), jump("opening")),
+		rule(firstPacket(), jump("opening")),
 		jump("slow_out"),
 		accept(),
 	})
