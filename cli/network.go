@@ -112,7 +112,7 @@ func (a *app) printPolicy(p *v1.AppliedPolicy) error {
 		lines = append(lines, "      every name resolves")
 	}
 	lines = append(lines, "hash  "+p.Hash)
-	return printed(a.Out, clean(strings.Join(lines, "\n"))+"\n")
+	return printed(a.Out, cleanLines(lines))
 }
 
 func (a *app) networkExplainCmd() *cobra.Command {
@@ -184,7 +184,7 @@ func (a *app) printExplanation(x *v1.ExplainNetworkResponse) error {
 	for _, d := range x.Addresses {
 		lines = append(lines, fmt.Sprintf("  %-15s  %s by %s", d.Address, word[d.Allowed], d.Rule))
 	}
-	return printed(a.Out, clean(strings.Join(lines, "\n"))+"\n")
+	return printed(a.Out, cleanLines(lines))
 }
 
 func (a *app) networkProveCmd() *cobra.Command {
@@ -291,4 +291,13 @@ func flowLine(r *v1.FlowRecord) string {
 		line += "  " + r.Rule
 	}
 	return line
+}
+
+// cleanLines joins lines, each without control characters.
+func cleanLines(lines []string) string {
+	var b strings.Builder
+	for _, l := range lines {
+		b.WriteString(clean(l) + "\n")
+	}
+	return b.String()
 }

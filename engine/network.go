@@ -1,10 +1,13 @@
 package engine
 
 import (
+	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -15,7 +18,9 @@ import (
 	"github.com/miekg/dns"
 
 	"vivarium/guest"
+	"vivarium/guest/wire"
 	"vivarium/network/policy"
+	"vivarium/network/proxy"
 	"vivarium/sandbox"
 )
 
@@ -185,8 +190,11 @@ func (e *Engine) ExplainNetwork(ctx context.Context, tenant, ref string, q Netwo
 	return x, nil
 }
 
-// probeWait bounds one try of the canary.
-const probeWait = 2 * time.Second
+// What bounds one try of the canary.
+const (
+	probeWait = 2 * time.Second
+	speakWait = 8 * time.Second // there may be a long way to a server
+)
 
 // ProveNetwork reads the rules back and lets a canary inside the sandbox try
 // what its policy denies and allows. Nothing is assumed: a check that could not
@@ -266,7 +274,7 @@ func (b *box) prove(ctx context.Context) (sandbox.Proof, error) {
 		case len(addrs) == 0:
 			detail = "no address"
 		default:
-			got, detail = t.connect(ctx, netip.AddrPortFrom(addrs[0], port))
+			got, detail = t.speak(ctx, name, netip.AddrPortFrom(addrs[0], port))
 		}
 		add(sandbox.ProofCheck{What: "allowed_name", Target: fmt.Sprintf("%s:%d", name, port), Want: "reached", Got: got, Detail: detail})
 	}
@@ -305,6 +313,49 @@ func (t *canary) connect(ctx context.Context, to netip.AddrPort) (got, detail st
 		return "refused", no.Error()
 	}
 	return "unknown", err.Error()
+}
+
+// speak says whether a name answers: to the beginning of a TLS handshake, or to
+// a request of HTTP on port 80. A connection alone would only show that the proxy
+// took it.
+func (t *canary) speak(ctx context.Context, name string, to netip.AddrPort) (got, detail string) {
+	say := []byte("HEAD / HTTP/1.1\r\nHost: " + name + "\r\nConnection: close\r\n\r\n")
+	if to.Port() != 80 {
+		var err error
+		if say, err = clientHello(name); err != nil {
+			return "unknown", err.Error()
+		}
+	}
+	answer, err := t.c.Reach(ctx, false, to, say, speakWait)
+	var no syscall.Errno
+	switch {
+	case errors.As(err, &no):
+		return "refused", no.Error()
+	case err != nil:
+		return "unknown", err.Error()
+	case to.Port() == 80 && bytes.HasPrefix(answer, []byte("HTTP/")) && !bytes.Contains(answer, []byte(proxy.RefusalHeader)):
+		return "reached", ""
+	case to.Port() != 80 && len(answer) > 5 && answer[0] == 22: // a handshake record, RFC 8446, 5.1
+		return "reached", ""
+	}
+	return "refused", fmt.Sprintf("an answer of %d bytes that is no server's", len(answer))
+}
+
+// clientHello is how a TLS client begins.
+func clientHello(name string) ([]byte, error) {
+	here, there := net.Pipe()
+	defer here.Close()
+	defer there.Close()
+	go tls.Client(there, &tls.Config{ServerName: name}).Handshake() // ends with the pipe
+	buf := make([]byte, wire.MaxReach)
+	if err := here.SetReadDeadline(time.Now().Add(probeWait)); err != nil {
+		return nil, sandbox.Internal.Errorf("make a handshake: %w", err)
+	}
+	n, err := here.Read(buf)
+	if err != nil {
+		return nil, sandbox.Internal.Errorf("make a handshake: %w", err)
+	}
+	return buf[:n], nil
 }
 
 // lookup asks the sandbox's resolver, as a program inside would.

@@ -288,12 +288,16 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.text }
 
+// RefusalHeader is in every answer that is the proxy's own and no server's.
+const RefusalHeader = "Vivarium-Refused"
+
 // say answers with one line.
 func say(w http.ResponseWriter, status int, text string) {
 	h := w.Header()
 	clear(h)
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set(RefusalHeader, "1")
 	w.WriteHeader(status)
 	_, _ = io.WriteString(w, "vivarium: "+text+"\n") // the client may be gone
 }

@@ -53,7 +53,7 @@ var rules = []rule{
 	{"runtime/gvisor/...", []string{"sandbox", "cgroup", "runtime/gvisor/..."}, "parts that start a sentry or speak to it, and go into its binary"},
 	{"runtime/runtimetest", []string{"sandbox", "guest", "guest/wire", "image/erofsimg"},
 		"the contract of every runtime: a runtime's tests import it, it imports no runtime"},
-	{"engine", []string{"sandbox", "guest", "guest/wire", "image", "network", "network/policy", "secret", "spool", "store"},
+	{"engine", []string{"sandbox", "guest", "guest/wire", "image", "network", "network/policy", "network/proxy", "secret", "spool", "store"},
 		"the one place that decides; runtimes reach it as an interface, front doors are above it"},
 	{"server", []string{"sandbox", "api/..."}, "who may call, and how errors look; no state, no OS calls"},
 	{"server/native", []string{"sandbox", "api/...", "server", "engine", "image", "network/policy", "secret", "tunnel"},

@@ -1,0 +1,70 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"net"
+	"testing"
+
+	"vivarium/network"
+	"vivarium/sandbox"
+)
+
+func TestClientHello(t *testing.T) {
+	t.Parallel()
+	b, err := clientHello("a.example.com")
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, there := net.Pipe()
+	defer here.Close()
+	seen := make(chan string, 1)
+	go func() {
+		defer there.Close()
+		tls.Server(there, &tls.Config{GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+			seen <- h.ServerName
+			return nil, context.Canceled
+		}}).Handshake()
+	}()
+	go func() { _, _ = here.Write(b) }()
+	if got := <-seen; got != "a.example.com" || !bytes.Contains(b, []byte("a.example.com")) {
+		t.Errorf("%q", got)
+	}
+}
+
+// What a policy leads the canary to try.
+func TestCanaryNames(t *testing.T) {
+	t.Parallel()
+	rule := func(a sandbox.RuleAction, d string, ports ...uint16) sandbox.PolicyRule {
+		r := sandbox.PolicyRule{Action: a, Domain: d}
+		for _, p := range ports {
+			r.Ports = append(r.Ports, sandbox.PortRange{Lo: p, Hi: p})
+		}
+		return r
+	}
+	for _, c := range []struct {
+		mode            sandbox.NetworkMode
+		rules           []sandbox.PolicyRule
+		denied, allowed string
+		port            uint16
+	}{
+		{sandbox.NetworkNone, nil, "canary.vivarium.invalid", "", 0},
+		{sandbox.NetworkPublic, nil, "", "", 0},
+		{sandbox.NetworkPublic, []sandbox.PolicyRule{rule(sandbox.RuleDeny, "bad.com")}, "bad.com", "", 0},
+		{sandbox.NetworkAllowlist, []sandbox.PolicyRule{rule(sandbox.RuleAllow, "*.x.com"), rule(sandbox.RuleAllow, "y.com")}, "canary.vivarium.invalid", "y.com", 443},
+		{sandbox.NetworkAllowlist, []sandbox.PolicyRule{rule(sandbox.RuleDeny, "y.com"), rule(sandbox.RuleAllow, "y.com")}, "y.com", "", 0},
+		{sandbox.NetworkAllowlist, []sandbox.PolicyRule{rule(sandbox.RuleAllow, "y.com", 8443)}, "canary.vivarium.invalid", "y.com", 8443},
+	} {
+		p, err := (&network.Network{}).Compile(sandbox.NetworkPolicy{Mode: c.mode, Rules: c.rules})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := deniedName(p); got != c.denied {
+			t.Errorf("%v: denied %q, want %q", c.rules, got, c.denied)
+		}
+		if name, port := allowedName(p); name != c.allowed || port != c.port {
+			t.Errorf("%v: allowed %q:%d, want %q:%d", c.rules, name, port, c.allowed, c.port)
+		}
+	}
+}
