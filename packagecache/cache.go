@@ -145,6 +145,9 @@ type request struct {
 func (c *Cache) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	kind, o, s, err := c.route(r)
 	out := &answer{ResponseWriter: w, ctl: http.NewResponseController(w), c: c, kind: kind}
+	if r.ContentLength != 0 { // what is left of it is not waited for
+		_ = out.ctl.SetReadDeadline(time.Now().Add(5 * time.Second))
+	}
 	if err != nil {
 		out.fail(r, err)
 		return
@@ -160,6 +163,9 @@ func (c *Cache) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (c *Cache) route(r *http.Request) (kind string, o *object, s *shelf, err error) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		return "", nil, nil, fail(http.StatusMethodNotAllowed, "this is a cache: it only reads")
+	}
+	if r.ContentLength != 0 {
+		return "", nil, nil, fail(http.StatusBadRequest, "no request here has a body")
 	}
 	client, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
@@ -274,7 +280,7 @@ func (c *Cache) Serve(l net.Listener) error {
 	srv := &http.Server{
 		Handler:           c,
 		ReadHeaderTimeout: 10 * time.Second,
-		ReadTimeout:       30 * time.Second, // nobody has to send a body
+		// No ReadTimeout: it would end long answers. Bodies are refused.
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          nil,

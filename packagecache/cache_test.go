@@ -427,6 +427,8 @@ func TestHostilePaths(t *testing.T) {
 		{"GET /go/example.com/m HTTP/1.1", 404},
 		{"GET /go/sumdb/sum.example.com/other HTTP/1.1", 404},
 		{"GET /" + strings.Repeat("a", 2000) + " HTTP/1.1", 404},
+		{"GET /debian/m/pool/a HTTP/1.1\r\nContent-Length: 1000000", 400},
+		{"GET /debian/m/pool/a HTTP/1.1\r\nTransfer-Encoding: chunked", 400},
 		{"GET /debian/m/pool/a HTTP/1.1\r\nX: " + strings.Repeat("a", 64<<10), 431},
 	} {
 		conn, err := net.Dial("tcp", l.addr)
