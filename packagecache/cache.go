@@ -281,9 +281,9 @@ func (c *Cache) Serve(l net.Listener) error {
 		Handler:           c,
 		ReadHeaderTimeout: 10 * time.Second,
 		// No ReadTimeout: it would end long answers. Bodies are refused.
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          nil,
+		IdleTimeout:    2 * time.Minute,
+		MaxHeaderBytes: 16 << 10,
+		ErrorLog:       nil,
 	}
 	srv.ErrorLog = discardLog
 	c.mu.Lock()
