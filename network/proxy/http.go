@@ -265,6 +265,7 @@ func (c *conn) reverse(scheme string, rt http.RoundTripper) *httputil.ReversePro
 				r.Out.Header.Del("Http2-Settings")
 			}
 		},
+		ModifyResponse: own,
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			var no *refusal
 			if errors.As(err, &no) {
@@ -279,6 +280,13 @@ func (c *conn) reverse(scheme string, rt http.RoundTripper) *httputil.ReversePro
 // upgrades are the protocols that a connection may turn to. HTTP/2 and TLS are not
 // among them: what comes after would be requests for whatever host.
 var upgrades = map[string]bool{"websocket": true, "spdy/3.1": true, "tcp": true}
+
+// own keeps a server from answering in the proxy's name.
+func own(r *http.Response) error {
+	r.Header.Del(RefusalHeader)
+	r.Trailer.Del(RefusalHeader)
+	return nil
+}
 
 // refusal is an answer of ours.
 type refusal struct {

@@ -154,6 +154,7 @@ func TestHeaders(t *testing.T) {
 		w.Header()["Content-Type"] = nil
 		w.Header().Set("Proxy-Authenticate", "x")
 		w.Header().Set("X-A", "b")
+		w.Header().Set(RefusalHeader, "1")
 		_, _ = io.WriteString(w, "<html>")
 	}).addr)
 	l.slot.pin(addrA, "good.example")
@@ -168,7 +169,7 @@ func TestHeaders(t *testing.T) {
 	if want := []string{"X-Forwarded-For", "X-Mine"}; !slices.Equal(names, want) || got.Get("X-Forwarded-For") != "9.9.9.9" {
 		t.Errorf("the server got %v, want %v", got, want)
 	}
-	if strings.Contains(b, "Date:") || strings.Contains(b, "Content-Type:") || strings.Contains(b, "Proxy-Auth") || !strings.Contains(b, "X-A: b") {
+	if strings.Contains(b, "Date:") || strings.Contains(b, "Content-Type:") || strings.Contains(b, "Proxy-Auth") || strings.Contains(b, RefusalHeader) || !strings.Contains(b, "X-A: b") {
 		t.Errorf("the client got %q", b)
 	}
 }
@@ -302,6 +303,7 @@ func TestInspect(t *testing.T) {
 	l, inj, outside := inspected(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Echo", r.Header.Get("Authorization"))
 		w.Header().Set("X-Proto", r.Proto)
+		w.Header().Set(RefusalHeader, "1")
 		if r.URL.Path == "/hints" {
 			w.Header().Set("Link", r.Header.Get("Authorization"))
 			w.WriteHeader(http.StatusEarlyHints)
@@ -336,7 +338,7 @@ func TestInspect(t *testing.T) {
 		c := insideClient(t, l, inj.ca, h2)
 		r, body := do(c, "POST", "https://api.example/x?y", "")
 		want := map[bool]string{false: "HTTP/1.1", true: "HTTP/2.0"}[h2]
-		if r.StatusCode != 200 || r.Header.Get("X-Right") != "yes" || r.Header.Get("X-Echo") != "PLACEHOLDER" || r.Header.Get("X-Proto") != want || r.Proto != want ||
+		if r.StatusCode != 200 || r.Header.Get(RefusalHeader) != "" || r.Header.Get("X-Right") != "yes" || r.Header.Get("X-Echo") != "PLACEHOLDER" || r.Header.Get("X-Proto") != want || r.Proto != want ||
 			body != "POST /x?y host=api.example body=b" {
 			t.Errorf("h2 %v: %d %s %v %s", h2, r.StatusCode, r.Proto, r.Header, body)
 		}

@@ -190,7 +190,7 @@ func (t *secure) response(r *http.Response) error {
 	if r.StatusCode == http.StatusSwitchingProtocols {
 		r.Body = body
 	}
-	return nil
+	return own(r)
 }
 
 var errNoInjector = &refusal{http.StatusForbidden, "the host is to be inspected, and nothing here can"}
