@@ -202,9 +202,7 @@ func TestReadBackRules(t *testing.T) {
 	l.zone("x.test. 60 IN A 8.8.8.8")
 	l.opts.Floor = rules(t, modePublic, "deny 1.2.3.4:81", "deny 9.9.9.0/24:81")
 	n := l.open()
-	n.cancel() // nobody repairs it meanwhile
-	<-n.tended
-	n.ctx, n.cancel = context.WithCancel(context.Background())
+	stopWorkers(n) // nobody repairs it meanwhile
 	p := rules(t, modePublic, "deny 8.8.4.4", "deny 8.8.4.8", "allow 8.8.8.0/24:80,443-500", "allow x.test:22/tcp", "deny y.test")
 	p.BytesPerSecond, p.ConnsPerSecond = 1<<20, 50
 	s, in := l.acquireUnder(n, p)

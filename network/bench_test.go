@@ -3,11 +3,14 @@ package network
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/miekg/dns"
 
 	"vivarium/sandbox"
 )
@@ -123,4 +126,127 @@ func BenchmarkRelease(b *testing.B) {
 		ds = append(ds, time.Since(start))
 	}
 	percentiles(b, ds)
+}
+
+// manyNames is a list of k names and a few addresses, as agents have them.
+func manyNames(b *testing.B, k int) sandbox.NetworkPolicy {
+	p := rules(b, sandbox.NetworkAllowlist, "allow 8.8.8.0/24:443", "allow 1.1.1.1:443", "deny *.ads.test")
+	for i := range k {
+		p.Rules = append(p.Rules, rules(b, sandbox.NetworkAllowlist, fmt.Sprintf("allow h%d.test", i)).Rules...)
+	}
+	return p
+}
+
+// BenchmarkAcquireAllowlist takes slots with a list of names from a full pool: one
+// that others have already, and one of its own.
+func BenchmarkAcquireAllowlist(b *testing.B) {
+	for _, own := range []bool{false, true} {
+		b.Run(fmt.Sprintf("own=%v", own), func(b *testing.B) {
+			l := newLab(b)
+			n := l.open()
+			p := manyNames(b, 50)
+			for range scale(b) {
+				_, err := n.Acquire(context.Background(), AcquireOptions{Owner: "bystander", Policy: p})
+				must(b, err)
+			}
+			var ds []time.Duration
+			for i := 0; b.Loop(); i++ {
+				b.StopTimer()
+				if _, err := n.grow(false); err != nil {
+					b.Fatal(err)
+				}
+				q := p
+				if own {
+					q.Rules = append(rules(b, sandbox.NetworkAllowlist, fmt.Sprintf("allow 9.%d.%d.0/24:443", i/256, i%256)).Rules, p.Rules...)
+				}
+				b.StartTimer()
+				start := time.Now()
+				_, err := n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: q})
+				ds = append(ds, time.Since(start))
+				must(b, err)
+			}
+			percentiles(b, ds)
+		})
+	}
+}
+
+// BenchmarkSetPolicy changes the policy of one slot among many with policies, pins
+// and open flows.
+func BenchmarkSetPolicy(b *testing.B) {
+	for _, k := range []int{10, 1000} {
+		b.Run(fmt.Sprintf("names=%d", k), func(b *testing.B) {
+			l := newLab(b)
+			n := l.open()
+			var s *Slot
+			for i := range scale(b) {
+				p := manyNames(b, 10)
+				p.Rules = append(p.Rules, rules(b, sandbox.NetworkAllowlist, fmt.Sprintf("allow 9.9.%d.0/24:443", i)).Rules...)
+				var err error
+				s, err = n.Acquire(context.Background(), AcquireOptions{Owner: "bystander", Policy: p})
+				must(b, err)
+				sl := n.slots[s.ID]
+				for j := range 20 {
+					must(b, n.pin(sl, sl.pol.Load(), fmt.Sprintf("h%d.test", j%10), map[netip.Addr]time.Duration{addrOf(11<<24 | uint32(j)): minPin}))
+				}
+			}
+			ps := []sandbox.NetworkPolicy{manyNames(b, k), manyNames(b, k+1)}
+			var ds []time.Duration
+			for i := 0; b.Loop(); i++ {
+				start := time.Now()
+				_, err := n.SetPolicy(context.Background(), s.ID, ps[i%2])
+				ds = append(ds, time.Since(start))
+				must(b, err)
+			}
+			percentiles(b, ds)
+		})
+	}
+}
+
+// BenchmarkReadBack compares what the kernel has for one slot among many.
+func BenchmarkReadBack(b *testing.B) {
+	l := newLab(b)
+	n := l.open()
+	var s *Slot
+	for range scale(b) {
+		var err error
+		s, err = n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: manyNames(b, 50)})
+		must(b, err)
+	}
+	for b.Loop() {
+		_, err := n.ReadBack(context.Background(), s.ID)
+		must(b, err)
+	}
+}
+
+// BenchmarkDNSPin answers a query from the cache, with the pin in the kernel
+// before the answer; renewed is an answer whose pin is there already.
+func BenchmarkDNSPin(b *testing.B) {
+	for _, k := range []int{10, 1000} {
+		for _, renewed := range []bool{false, true} {
+			b.Run(fmt.Sprintf("names=%d/renewed=%v", k, renewed), func(b *testing.B) {
+				l := newLab(b)
+				n := l.open()
+				s, err := n.Acquire(context.Background(), AcquireOptions{Owner: "x", Policy: manyNames(b, k)})
+				must(b, err)
+				sl := n.slots[s.ID]
+				var ds []time.Duration
+				for i := 0; b.Loop(); i++ {
+					name, addr := "h1.test.", "7.7.7.7"
+					if !renewed {
+						addr = addrOf(7<<24 | uint32(i)).String()
+					}
+					r := &reply{}
+					r.Answer = []dns.RR{rr(name + " 60 IN A " + addr)}
+					n.dns.cache.put(cacheKey{name, dns.TypeA}, r, time.Now())
+					start := time.Now()
+					got, err := n.dns.resolveUnder(sl, sl.pol.Load(), dns.Question{Name: name, Qtype: dns.TypeA, Qclass: dns.ClassINET})
+					ds = append(ds, time.Since(start))
+					if err != nil || len(got.Answer) != 1 {
+						b.Fatal(got, err)
+					}
+				}
+				percentiles(b, ds)
+			})
+		}
+	}
 }

@@ -168,11 +168,10 @@ func (n *Network) readCounters(used map[*slot]map[pinUse]bool) error {
 	}
 	n.mu.Unlock()
 	return n.watcher.do(func() error {
-		r, err := newCounterReader(n)
+		r, err := n.counterReader()
 		if err != nil {
 			return err
 		}
-		defer r.c.Close()
 		var errs []error
 		for _, kind := range []struct {
 			set  *nftables.Set
@@ -205,7 +204,13 @@ func (n *Network) readCounters(used map[*slot]map[pinUse]bool) error {
 				n.flows.add(s.ID, FlowDelta{Uncounted: c.packets})
 			}
 		}))
-		return errors.Join(errs...)
+		if err := errors.Join(errs...); err != nil {
+			// answers may be left unread in the socket
+			r.c.Close()
+			n.counters = nil
+			return err
+		}
+		return nil
 	})
 }
 
@@ -255,14 +260,18 @@ type counts struct{ packets, bytes int64 }
 // time. Kernels from 6.5 on do that themselves; for older ones, the last values are
 // remembered.
 type counterReader struct {
-	n *Network
-	c *netlink.Conn
+	n       *Network
+	c       *netlink.Conn
+	noReset bool                         // it is such an older kernel
+	last    map[string]map[string]counts // by set and key
 }
 
-// lastCounts is what older kernels need; of the watcher's thread alone.
-type lastCounts map[string]counts
-
-func newCounterReader(n *Network) (*counterReader, error) {
+// counterReader returns, on the watcher's thread, one that lasts: closing a socket
+// of nftables makes the kernel wait until all that was deleted is freed.
+func (n *Network) counterReader() (*counterReader, error) {
+	if n.counters != nil {
+		return n.counters, nil
+	}
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
@@ -271,23 +280,24 @@ func newCounterReader(n *Network) (*counterReader, error) {
 		c.Close()
 		return nil, fmt.Errorf("set netlink buffer: %w", err)
 	}
-	return &counterReader{n, c}, nil
+	n.counters = &counterReader{n: n, c: c}
+	return n.counters, nil
 }
 
 const msgGetSetElemReset = 33 // NFT_MSG_GETSETELEM_RESET, linux/netfilter/nf_tables.h
 
 // read calls fn for every element of a set that was counted since the last time.
 func (r *counterReader) read(set string, fn func(key []byte, c counts)) error {
-	if !r.n.noReset {
+	if !r.noReset {
 		err := r.dump(msgGetSetElemReset, set, fn)
 		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) {
 			return err
 		}
-		r.n.noReset = true
+		r.noReset = true
 	}
-	seen := lastCounts{}
+	seen := map[string]counts{}
 	err := r.dump(unix.NFT_MSG_GETSETELEM, set, func(key []byte, c counts) {
-		was := r.n.lastCounts[set][string(key)]
+		was := r.last[set][string(key)]
 		seen[string(key)] = c
 		if c.packets < was.packets || c.bytes < was.bytes {
 			was = counts{} // it had timed out and began anew
@@ -296,10 +306,10 @@ func (r *counterReader) read(set string, fn func(key []byte, c counts)) error {
 			fn(key, d)
 		}
 	})
-	if r.n.lastCounts == nil {
-		r.n.lastCounts = map[string]lastCounts{}
+	if r.last == nil {
+		r.last = map[string]map[string]counts{}
 	}
-	r.n.lastCounts[set] = seen
+	r.last[set] = seen
 	return err
 }
 

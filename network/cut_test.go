@@ -120,9 +120,7 @@ func TestC18TableRemoved(t *testing.T) {
 	s, in := l.acquireUnder(n, rules(t, modeAllow, "allow 8.8.8.8:81", "allow x.test"))
 	in.resolve(t, s, "x.test.")
 	_, closed := l.acquireUnder(n, rules(t, modeAllow))
-	n.cancel()
-	<-n.tended
-	n.ctx, n.cancel = context.WithCancel(context.Background())
+	stopWorkers(n)
 	delTable(t, n.router, routerTable)
 	out := l.internet.tap(t, "eth0")
 	for _, p := range []*place{in, closed} {
@@ -215,9 +213,7 @@ func TestE4FailWithRules(t *testing.T) {
 	l.internet.serve(t, "8.8.8.8:80")
 	l.opts.Pool = 0
 	n := l.open()
-	n.cancel()
-	<-n.tended
-	n.ctx, n.cancel = context.WithCancel(context.Background())
+	stopWorkers(n)
 	boom := errors.New("boom")
 	p := rules(t, modeAllow, "allow 8.8.8.8:80", "allow x.test")
 	var steps []string

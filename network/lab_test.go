@@ -166,6 +166,14 @@ func (l *lab) open() *Network {
 	return n
 }
 
+// stopWorkers ends what goes on behind, so that the test is alone with n.
+func stopWorkers(n *Network) {
+	n.cancel()
+	<-n.tended
+	<-n.watched
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+}
+
 // destroy removes the network whatever state it is in.
 func (l *lab) destroy() {
 	l.t.Helper()

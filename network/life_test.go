@@ -388,8 +388,7 @@ func TestC18FailClosed(t *testing.T) {
 	_, closed := l.acquire(n, sandbox.NetworkNone)
 	open, pub := l.acquire(n, sandbox.NetworkPublic)
 	// The background worker must not repair it under us.
-	n.cancel()
-	<-n.tended
+	stopWorkers(n)
 	delTable(t, n.router, routerTable)
 	for _, m := range []sandbox.NetworkMode{sandbox.NetworkNone, sandbox.NetworkPublic} {
 		for range 3 { // from the pool and beyond
@@ -404,7 +403,6 @@ func TestC18FailClosed(t *testing.T) {
 	outside := l.internet.tap(t, "eth0")
 	closed.sendUDP("8.8.8.8:7")
 	pub.sendUDP("8.8.8.8:7") // its policy could not be set, so it is closed too
-	n.ctx, n.cancel = context.WithCancel(context.Background())
 	must(t, n.refresh())
 	_, after := l.acquire(n, sandbox.NetworkPublic)
 	after.sendUDP("8.8.8.8:9")
@@ -664,8 +662,7 @@ func TestE4KilledAnywhere(t *testing.T) {
 	if _, err := n.Reconcile(context.Background(), nil); err != nil {
 		t.Error(err)
 	}
-	n.cancel()
-	<-n.tended
+	stopWorkers(n)
 	for n.drop(); n.forgetDying() > 0; n.drop() {
 		time.Sleep(time.Millisecond)
 	}
@@ -707,7 +704,6 @@ func TestE4KilledAnywhere(t *testing.T) {
 		}
 		return nil
 	}))
-	n.ctx, n.cancel = context.WithCancel(context.Background())
 	must(t, n.Destroy(context.Background()))
 	if d := diff(before, l.inventory()); d != "" {
 		t.Errorf("left behind:\n%s", d)
@@ -757,9 +753,7 @@ func TestE4FailAnywhere(t *testing.T) {
 	l.opts.failpoint = nil
 	n = l.open()
 	// From here on only this goroutine uses n.
-	n.cancel()
-	<-n.tended
-	n.ctx, n.cancel = context.WithCancel(ctx)
+	stopWorkers(n)
 	for _, step := range acquiring {
 		n.opts.failpoint = failAt(step)
 		if s, err := n.Acquire(ctx, AcquireOptions{Owner: "x", Policy: sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic}}); !errors.Is(err, boom) || sandbox.KindOf(err) != sandbox.Internal {
@@ -878,9 +872,7 @@ func TestRepair(t *testing.T) {
 	l := newLab(t)
 	l.internet.serve(t, "8.8.8.8:80")
 	n := l.open()
-	n.cancel() // the test looks after it itself
-	<-n.tended
-	n.ctx, n.cancel = context.WithCancel(context.Background())
+	stopWorkers(n) // the test looks after it itself
 	_, in := l.acquire(n, sandbox.NetworkPublic)
 	talk := func(what string) {
 		t.Helper()

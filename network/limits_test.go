@@ -251,7 +251,11 @@ func TestLocalService(t *testing.T) {
 	if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || line != s.ID+" owner true\n" {
 		t.Errorf("%q, %v", line, err)
 	}
-	if closed.reaches(addr) || in.reaches(netip.AddrPortFrom(n.LocalAddr(), 81).String()) || l.host.reaches(addr) {
+	if c, err := l.host.dial("tcp", addr, 200*time.Millisecond); err == nil {
+		c.Close()
+		t.Error("reached from the host")
+	}
+	if closed.reaches(addr) || in.reaches(netip.AddrPortFrom(n.LocalAddr(), 81).String()) {
 		t.Error("reached by who may not, or on another port")
 	}
 	_, err = n.SetPolicy(context.Background(), s.ID, sandbox.NetworkPolicy{Mode: sandbox.NetworkNone})

@@ -36,11 +36,10 @@ type Network struct {
 	cookie uint64   // of the host namespace
 
 	host, router *nsThread
-	noReset      bool                  // the kernel cannot reset counters; of the watcher's thread
-	lastCounts   map[string]lastCounts // then: what they were; likewise
-	slow         *nsThread             // also in the router, for what waits for the kernel's big network lock
-	dialer       *nsThread             // also in the router, makes the sockets of proxy and local services
-	watcher      *nsThread             // also in the router, reads counters
+	counters     *counterReader // of the watcher's thread alone
+	slow         *nsThread      // also in the router, for what waits for the kernel's big network lock
+	dialer       *nsThread      // also in the router, makes the sockets of proxy and local services
+	watcher      *nsThread      // also in the router, reads counters
 	hostNS       *os.File
 	routerNS     *os.File
 	uplink, up0  netlink.Link
@@ -50,6 +49,7 @@ type Network struct {
 	dns          *dnsServer
 	proxy        *proxy.Server
 	flows        *flowLog
+	saved        savedPolicies
 	none         *policy.Policy
 	hosts        atomic.Pointer[[]netip.Addr] // the host's own addresses
 	listings     map[string]listing           // of our tables, as they should be; of the router's thread alone
@@ -154,7 +154,8 @@ func (n *Network) open(ctx context.Context) (err error) {
 	if n.facts, err = n.readHost(); err != nil {
 		return err
 	}
-	n.hosts.Store(&n.facts.addrs)
+	addrs := n.facts.addrs
+	n.hosts.Store(&addrs)
 	n.mtu = n.facts.mtu
 	n.boundConns()
 	if err := n.loadState(); err != nil {
@@ -167,6 +168,7 @@ func (n *Network) open(ctx context.Context) (err error) {
 		{"make router", n.ensureRouter},
 		{"configure router", func() error { return n.router.do(routerSysctls) }},
 		{"make uplink", n.ensureUplink},
+		{"open policies", n.openPolicies},
 		{"load slots", n.loadSlots},
 		{"read counters", n.takeCounters},
 	} {
@@ -382,6 +384,9 @@ func (n *Network) refresh() error {
 	if err := n.dropPrograms(); err != nil {
 		return fmt.Errorf("remove unused rules: %w", err)
 	}
+	if err := n.dropPolicies(); err != nil {
+		return fmt.Errorf("remove unused policies: %w", err)
+	}
 	return n.forward(f.egress)
 }
 
@@ -418,6 +423,9 @@ func (n *Network) closeFiles() {
 		n.dns.stop()
 	}
 	n.stopProxy()
+	if n.counters != nil {
+		n.counters.c.Close()
+	}
 	for _, t := range []*nsThread{n.router, n.slow, n.dialer, n.watcher, n.host} {
 		if t != nil {
 			t.stop()

@@ -2,12 +2,9 @@ package network
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/google/nftables"
@@ -31,47 +28,6 @@ func (n *Network) Presets() map[string][]sandbox.PolicyRule { return n.opts.Node
 
 func applied(p *policy.Policy) sandbox.AppliedPolicy {
 	return sandbox.AppliedPolicy{Policy: p.NetworkPolicy, Hash: p.Hash}
-}
-
-// slotPolicy is what a slot's record says about its policy.
-type slotPolicy struct {
-	Mode sandbox.NetworkMode `json:"mode"`
-	// Hash is that of the policy in policyFile; empty: it is its mode alone.
-	Hash string `json:"hash,omitempty"`
-}
-
-// policyFile holds a slot's policy where it is more than its mode.
-const policyFile = "policy.json"
-
-// savePolicy writes a policy before the record that names it.
-func (s *slot) savePolicy(p *policy.Policy) error {
-	if p.Simple() {
-		return nil
-	}
-	b, err := json.Marshal(p.NetworkPolicy)
-	if err != nil {
-		return err
-	}
-	return replaceFile(filepath.Join(s.dir, policyFile), b) // as the record: not synced
-}
-
-// loadPolicy reads what savePolicy wrote. The operator's part may have changed
-// since: then what it says now holds. A policy that is not whole, or that no
-// longer compiles, is none.
-func (n *Network) loadPolicy(s *slot, r slotPolicy) *policy.Policy {
-	p := sandbox.NetworkPolicy{Mode: r.Mode}
-	if r.Hash != "" {
-		b, err := os.ReadFile(filepath.Join(s.dir, policyFile))
-		if err != nil || json.Unmarshal(b, &p) != nil || p.Mode != r.Mode {
-			p = sandbox.NetworkPolicy{}
-		}
-	}
-	c, err := n.opts.Compile(p)
-	if err != nil {
-		n.log.Error("policy of a slot no longer holds; it is closed", "slot", s.ID, "err", err)
-		return n.none
-	}
-	return c
 }
 
 // SetPolicy replaces the policy of a slot. When it returns, the new one is in force
@@ -122,9 +78,11 @@ func (n *Network) setPolicy(s *slot, p *policy.Policy) (err error) {
 			n.dns.drop(s.addr)
 		}
 	}()
+	file := ""
 	set := func(p *policy.Policy) error {
 		n.mu.Lock()
 		s.use(p)
+		s.Policy.File = file
 		n.mu.Unlock()
 		return s.saveMeta()
 	}
@@ -135,7 +93,7 @@ func (n *Network) setPolicy(s *slot, p *policy.Policy) (err error) {
 			return fmt.Errorf("save slot: %w", err)
 		}
 	}
-	if err := s.savePolicy(p); err != nil {
+	if file, err = n.savePolicy(p); err != nil {
 		return fmt.Errorf("save policy: %w", err)
 	}
 	if err := n.setSource(s, p.Source); err != nil {
@@ -183,10 +141,7 @@ func (n *Network) install(s *slot, p *policy.Policy, prog *program) error {
 	}
 	// A table is missing, or what is in it is not what was put there: have it
 	// looked at now, and close what can be closed.
-	select {
-	case n.alarm <- struct{}{}:
-	default:
-	}
+	n.raise()
 	if next == nil {
 		n.closeByForce(s)
 		s.pins.shut()

@@ -288,6 +288,14 @@ func (n *Network) Reconcile(ctx context.Context, live map[string]string) (lost [
 	return lost, errors.Join(errs...)
 }
 
+// raise has the rules looked at now: something of them is missing.
+func (n *Network) raise() {
+	select {
+	case n.alarm <- struct{}{}:
+	default:
+	}
+}
+
 func (n *Network) wakeUp() {
 	select {
 	case n.wake <- struct{}{}:

@@ -86,9 +86,6 @@ type slot struct {
 func (s *slot) use(p *policy.Policy) {
 	s.opened = s.opened || opens(p.Mode)
 	s.policy, s.Policy = p, slotPolicy{Mode: p.Mode}
-	if !p.Simple() {
-		s.Policy.Hash = p.Hash
-	}
 }
 
 const (
@@ -175,6 +172,7 @@ func (n *Network) makeSlot(i uint32) (_ *slot, err error) {
 		err = n.opts.reach("slot: register")
 	}
 	if err != nil {
+		n.raise()
 		return nil, fmt.Errorf("register slot: %w", err)
 	}
 	err = s.saveMeta()
@@ -352,7 +350,7 @@ func dropSlotDir(dir string) error {
 	if err := dropNetns(filepath.Join(dir, netnsFile)); err != nil {
 		return err
 	}
-	for _, f := range []string{metaFile, policyFile, policyFile + ".tmp", pinsFile, pinsFile + ".tmp"} {
+	for _, f := range []string{metaFile, pinsFile, pinsFile + ".tmp"} {
 		if err := os.Remove(filepath.Join(dir, f)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
@@ -435,7 +433,10 @@ func (n *Network) loadSlot(dir, name string) *slot {
 	}
 	ns.Close()
 	s := n.newSlot(m)
-	s.use(n.loadPolicy(s, m.Policy))
+	if p := n.loadPolicy(s, m.Policy); opens(p.Mode) || !opens(m.Policy.Mode) {
+		s.use(p)
+		s.Policy.File = m.Policy.File
+	}
 	s.pins.load(dir)
 	return s
 }
