@@ -22,8 +22,8 @@ const (
 	pinSlack    = 30 * time.Second // beyond that: clients hold on to answers a little longer
 	usedPin     = 10 * time.Minute // of what is in use
 	maxAnswer   = 5 * time.Minute  // the longest TTL that leaves
-	maxPinAddrs = 2048             // addresses of one slot; the oldest go
-	maxPinNames = 16               // names of one address; the oldest go
+	maxPinAddrs = 1024             // addresses of one slot; the oldest go
+	maxPinNames = 8                // names of one address; the oldest go
 	maxPinPorts = 128              // ports of one name and protocol
 	maxAddrs    = 32               // addresses of one answer that are pinned; the rest is left out
 	maxPinElems = 16384            // elements of one slot in the kernel
@@ -254,12 +254,12 @@ func (p *pins) evaluate(pol *policy.Policy, hosts []netip.Addr, now time.Time) m
 }
 
 // forget drops names that a policy would not have given.
-func (p *pins) forget(pol *policy.Policy, hosts []netip.Addr) {
+func (p *pins) forget(pol *policy.Policy) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for a, names := range p.names {
 		for name := range names {
-			if ok, _, _ := pol.Resolves(name); !ok || !pol.ReachesSome(name, a, hosts...) {
+			if ok, _, _ := pol.Resolves(name); !ok {
 				delete(names, name)
 				p.dirty = true
 			}

@@ -115,7 +115,7 @@ func (n *Network) setPolicy(s *slot, p *policy.Policy) (err error) {
 		s.pins.clear()
 		return nil
 	}
-	s.pins.forget(p, n.hostAddrs())
+	s.pins.forget(p)
 	s.pol.Store(p)
 	n.dns.set(s.addr, s.dns, p)
 	return nil
@@ -232,7 +232,7 @@ func (n *Network) reevaluate() error {
 		}
 		s.kernel = &slotKernel{s.policy, n.compile(s.policy)}
 		s.source = s.policy.Source
-		s.pins.forget(s.policy, n.hostAddrs())
+		s.pins.forget(s.policy)
 		want := s.pins.evaluate(s.policy, n.hostAddrs(), now)
 		d := s.pins.diff(want)
 		d.done(s.pins)

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"net/netip"
+	"net/url"
 	"path/filepath"
 
 	"vivarium/config"
@@ -35,6 +36,16 @@ func Options(cfg *config.Config) (network.Options, error) {
 	}
 	if o.Node, err = cfg.Network.Node(); err != nil {
 		return o, err
+	}
+	for name, text := range cfg.Network.Upstreams {
+		u, err := url.Parse(text)
+		if err != nil { // which would show the password
+			return o, sandbox.Invalid.Errorf("network.upstreams: %q: want an http, https or socks5 URL", name)
+		}
+		if o.Proxies == nil {
+			o.Proxies = map[string]*url.URL{}
+		}
+		o.Proxies[name] = u
 	}
 	for _, r := range cfg.Network.Resolvers {
 		a, err := netip.ParseAddrPort(r)
