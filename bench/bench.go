@@ -24,7 +24,7 @@ import (
 )
 
 // Benches are the names that Run knows.
-var Benches = []string{"tti", "exec", "density", "churn", "io"}
+var Benches = []string{"tti", "exec", "density", "churn", "io", "net"}
 
 // MaxN bounds Options.N.
 const MaxN = 1_000_000
@@ -46,12 +46,13 @@ type Options struct {
 	Server, Token string
 	Out, Err      io.Writer
 
-	alone bool // tests: no peers at all
-	quick bool // tests: nothing is waited for, and less is moved
+	alone bool       // tests: no peers at all
+	quick bool       // tests: nothing is waited for, and less is moved
+	host  *namespace // tests: in place of the host's, for net
 }
 
 // defaultN is how many times each bench does its thing.
-var defaultN = map[string]int{"tti": 50, "exec": 200, "density": 100, "churn": 400, "io": 3}
+var defaultN = map[string]int{"tti": 50, "exec": 200, "density": 100, "churn": 400, "io": 3, "net": 10}
 
 // check fills in what was left out and refuses what makes no sense. Errors are
 // Invalid.
@@ -153,7 +154,7 @@ func Measure(ctx context.Context, o Options) (_ *Result, err error) {
 		err = errors.Join(err, r.removeAll(cctx))
 	}()
 	if err := map[string]func(context.Context) error{
-		"tti": r.tti, "exec": r.exec, "density": r.density, "churn": r.churn, "io": r.io,
+		"tti": r.tti, "exec": r.exec, "density": r.density, "churn": r.churn, "io": r.io, "net": r.net,
 	}[o.Bench](ctx); err != nil {
 		return nil, err
 	}

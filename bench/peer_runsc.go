@@ -19,10 +19,16 @@ type runscPeer struct {
 	bin, dir, rootfs string
 	n                int
 	kept             string
+	network          string // as its flag has it; "" is none
+	netns            string // "" is one of its own
 }
 
 func (p *runscPeer) args(verb string, rest ...string) []string {
-	return append([]string{"--root", filepath.Join(p.dir, "state"), "--network=none", verb}, rest...)
+	network := p.network
+	if network == "" {
+		network = "none"
+	}
+	return append([]string{"--root", filepath.Join(p.dir, "state"), "--network=" + network, verb}, rest...)
 }
 
 // bundle writes the config of a container that runs argv.
@@ -50,7 +56,7 @@ func (p *runscPeer) bundle(name string, argv []string) (string, error) {
 			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"},
 		},
 		Linux: &specs.Linux{
-			Namespaces: []specs.LinuxNamespace{{Type: "pid"}, {Type: "ipc"}, {Type: "uts"}, {Type: "mount"}, {Type: "network"}},
+			Namespaces: []specs.LinuxNamespace{{Type: "pid"}, {Type: "ipc"}, {Type: "uts"}, {Type: "mount"}, {Type: "network", Path: p.netns}},
 		},
 	}
 	raw, err := json.Marshal(spec)

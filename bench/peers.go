@@ -23,7 +23,7 @@ import (
 var Peers = []string{"runsc", "podman", "bwrap"}
 
 // peersOf says which peers do what a bench measures; bwrap has no exec.
-var peersOf = map[string][]string{"tti": Peers, "exec": {"runsc", "podman"}}
+var peersOf = map[string][]string{"tti": Peers, "exec": {"runsc", "podman"}, "net": {"runsc"}}
 
 // peer runs commands in its own way, on the same root filesystem, without a
 // network (which makes it quicker).

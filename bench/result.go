@@ -36,7 +36,10 @@ type Result struct {
 
 // Peer is another way to do the same.
 type Peer struct {
-	P50   float64 `json:"p50_ms"`
+	P50 float64 `json:"p50_ms,omitempty"`
+	// Where the figure is not a latency.
+	Value float64 `json:"value,omitempty"`
+	Unit  string  `json:"unit,omitempty"`
 	Ratio float64 `json:"ratio"` // ours by the peer's, medians
 }
 
@@ -125,7 +128,12 @@ func (r *Result) WriteText(w io.Writer) error {
 		fmt.Fprintf(t, "  stage %s\t%s ms p50\n", k, num(r.Stage[k].P50))
 	}
 	for _, k := range slices.Sorted(maps.Keys(r.Peers)) {
-		fmt.Fprintf(t, "  peer %s\t%s ms p50\tours/%s %s\n", k, num(r.Peers[k].P50), k, num(r.Peers[k].Ratio))
+		p := r.Peers[k]
+		figure := num(p.P50) + " ms p50"
+		if p.Unit != "" {
+			figure = num(p.Value) + " " + p.Unit
+		}
+		fmt.Fprintf(t, "  peer %s\t%s\tours/%s %s\n", k, figure, k, num(p.Ratio))
 	}
 	for _, k := range slices.Sorted(maps.Keys(r.Missing)) {
 		fmt.Fprintf(t, "  peer %s\tmissing: %s\n", k, strings.ReplaceAll(r.Missing[k], "\n", " "))

@@ -54,21 +54,24 @@ trap 'exit 143' TERM
 VIV_SERVER=http://127.0.0.1:$port
 VIV_DATA_DIR=$data
 export VIV_SERVER VIV_DATA_DIR
-# in a session of its own: a Ctrl-C is for the bench, which then needs the daemon
-# to remove what it made
-setsid "$viv" serve --data-dir "$data" --listen "127.0.0.1:$port" --log-level warn 2>"$dir/serve.log" &
-pid=$!
-n=0
-until [ -s "$data/token" ] && "$viv" ps >/dev/null 2>&1; do
-	n=$((n + 1))
-	if [ $n -gt 100 ] || ! kill -0 "$pid" 2>/dev/null; then
-		cat "$dir/serve.log" >&2
-		exit 1
-	fi
-	sleep 0.1
-done
-VIV_TOKEN=$(cat "$data/token")
-export VIV_TOKEN
+# start ARGUMENT...: in a session of its own: a Ctrl-C is for the bench, which then
+# needs the daemon to remove what it made
+start() {
+	setsid "$viv" serve --data-dir "$data" --listen "127.0.0.1:$port" --log-level warn "$@" 2>"$dir/serve.log" &
+	pid=$!
+	n=0
+	until [ -s "$data/token" ] && VIV_TOKEN=$(cat "$data/token") "$viv" ps >/dev/null 2>&1; do
+		n=$((n + 1))
+		if [ $n -gt 100 ] || ! kill -0 "$pid" 2>/dev/null; then
+			cat "$dir/serve.log" >&2
+			exit 1
+		fi
+		sleep 0.1
+	done
+	VIV_TOKEN=$(cat "$data/token")
+	export VIV_TOKEN
+}
+start
 
 if [ -n "$tar" ]; then
 	"$viv" load --quiet --tag base --format rootfs "$tar" >/dev/null
@@ -110,6 +113,17 @@ else
 	bench density-many density -n 1000
 	recover=500
 fi
+stop
+
+# its outside world is a network namespace with this address
+cat >"$dir/net.yaml" <<-END
+	network:
+	  grants:
+	    - prefix: 198.18.0.2/32
+	  resolvers: ["198.18.0.2:53"]
+END
+start --config "$dir/net.yaml"
+bench net net ${quick:+-n 2}
 stop
 
 echo "== recovery" >&2

@@ -36,6 +36,10 @@ func detail(name string) func(*Result) (float64, bool) {
 	return func(r *Result) (float64, bool) { d, ok := r.Details[name]; return d.Value, ok }
 }
 
+func stage(name string) func(*Result) (float64, bool) {
+	return func(r *Result) (float64, bool) { s, ok := r.Stage[name]; return s.P50, ok }
+}
+
 func count(r *Result) (float64, bool) { return float64(r.N), r.P50 != nil }
 
 // Goals are for two cores, with a pool of 8 and 5 arrivals per second.
@@ -56,6 +60,14 @@ var Goals = []Goal{
 	{What: "daemon memory growth meanwhile", From: "io", Max: 64, Unit: "MB", Get: detail("daemon_growth")},
 	{What: "daemon killed: all answer after", From: "recovery", Max: 5, Unit: "s", Get: val},
 	{What: "CPU of idle sandboxes and daemon", From: "density-idle", Max: 5, Unit: "% of a core", Get: detail("idle_cpu")},
+	{What: "one TCP stream out of a sandbox", From: "net", Min: .3, Unit: "of the host's", Get: val},
+	{What: "through the name-checked proxy", From: "net", Min: .8, Unit: "of direct", Get: detail("proxy")},
+	{What: "new connection, added by an address rule", From: "net", Max: 1, Unit: "ms", Get: detail("added_by_address_rule")},
+	{What: "new connection, added by a name rule", From: "net", Max: 3, Unit: "ms", Get: detail("added_by_name_rule")},
+	// no more, as far as medians of a few hundred can tell
+	{What: "new connection, 1,000 names against 10", From: "net", Max: .1, Unit: "ms more", Get: detail("added_by_many_names")},
+	{What: "policy change with 200 alive, p50", From: "net", Max: 100, Unit: "ms", Get: stage("policy_change")},
+	{What: "npm ci, warm package cache against none", From: "npm", Min: 2, Unit: "times faster", Get: val},
 }
 
 // Table writes goals and what was measured, by the names of the results. A goal

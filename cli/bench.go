@@ -18,7 +18,7 @@ const exitInterrupted = 128 + int(syscall.SIGINT)
 func (a *app) benchCmd() *cobra.Command {
 	o := bench.Options{}
 	cmd := &cobra.Command{
-		Use:   "bench tti|exec|density|churn|io",
+		Use:   "bench tti|exec|density|churn|io|net",
 		Short: "Measure the daemon, and others on the same machine in the same run",
 		Long: `Measure the daemon as any client sees it:
   tti      from create to the first byte of output
@@ -26,15 +26,20 @@ func (a *app) benchCmd() *cobra.Command {
   density  memory and CPU of an idle sandbox, many alive
   churn    create, exec and remove by 8 clients, per second
   io       1 GiB of standard output, of a file written and of one read
+  net      bytes, new connections and changes under network policies
 
 tti and exec are compared with runsc of the same version and podman on top of
-it, tti also with bwrap: those that are installed. This must run as root on the
-daemon's machine. bench/peers.sh installs what is missing.`,
+it, tti also with bwrap, net with runsc: those that are installed. This must run
+as root on the daemon's machine. bench/peers.sh installs what is missing.
+
+net makes an outside world at 198.18.0.2, in a network namespace of its own. For
+its time the daemon's configuration needs:
+` + bench.WorldConfig,
 		Args:      exactly("BENCH"),
 		ValidArgs: bench.Benches,
 	}
 	fs := cmd.Flags()
-	fs.IntVarP(&o.N, "n", "n", 0, "how many times (tti 50, exec 200, density 100, churn 400, io 3)")
+	fs.IntVarP(&o.N, "n", "n", 0, "how many times (tti 50, exec 200, density 100, churn 400, io 3, net 10)")
 	fs.StringVar(&o.Runtime, "runtime", "gvisor", "gvisor or vm")
 	fs.StringVar(&o.Image, "image", "base", "image to use, with echo, true, sleep and head in it")
 	fs.Float64Var(&o.Rate, "rate", 5, "tti: arrivals per second; 0 is one after the other")
@@ -67,5 +72,14 @@ daemon's machine. bench/peers.sh installs what is missing.`,
 		}
 		return err
 	}
+	cmd.AddCommand(a.benchPeerCmd())
 	return cmd
+}
+
+// benchPeerCmd is what bench net calls in the sandbox.
+func (a *app) benchPeerCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: bench.PeerVerb + " JOBS", Hidden: true, Args: exactly("JOBS"),
+		RunE: func(cmd *cobra.Command, args []string) error { return bench.NetPeer(cmd.Context(), args[0], a.Out) },
+	}
 }
