@@ -75,6 +75,7 @@ var rules = []rule{
 	{"cmd/viv", []string{"cli", "daemon", "doctor", "version", "config"}, "a main"},
 	{"cmd/viv-guest", []string{"guest/agent"}, "a main"},
 	{"cmd/viv-sentry", []string{"runtime/gvisor/..."}, "a main, without the runtime itself"},
+	{"cmd/viv-start", []string{"runtime/gvisor/launch"}, "a main"},
 }
 
 // never says what must stay apart whatever the table above becomes. Through
@@ -296,6 +297,12 @@ var lean = map[string]map[string]string{
 		"github.com/containerd/cgroups/v3/cgroup1":   "the host's",
 		"github.com/containerd/containerd":           "another runtime",
 		"gvisor.dev/gvisor/pkg/sentry/socket/plugin": "cgo",
+	},
+	"cmd/viv-start": {
+		"gvisor.dev/gvisor": "it is there to start without it",
+		"fmt":               "tables to set up at every boot",
+		"encoding":          "as above",
+		"vivarium/sandbox":  "as above",
 	},
 	"cmd/viv-sentry": {
 		"modernc.org/sqlite":                     "every boot starts this binary: what is in it costs start-up time",
