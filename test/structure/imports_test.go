@@ -301,7 +301,7 @@ var lean = map[string]map[string]string{
 	"cmd/viv-start": {
 		"gvisor.dev/gvisor": "it is there to start without it",
 		"fmt":               "tables to set up at every boot",
-		"encoding":          "as above",
+		"encoding/json":     "as above",
 		"vivarium/sandbox":  "as above",
 	},
 	"cmd/viv-sentry": {
