@@ -83,6 +83,7 @@ func (b *box) finish(why *ending) {
 			b.e.log.Error("release slot", "sandbox", b.id, "slot", slot, "err", err)
 		}
 	}
+	b.closeTunnels()
 	b.unbind()
 	death.Ended = time.Now()
 	b.endExecs(&death)

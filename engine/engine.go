@@ -49,6 +49,7 @@ type Options struct {
 	Images  *image.Store
 	Network *network.Network
 	Secrets *secret.Vault // nil: none are kept
+	Tunnels Tunnels       // nil: none can be opened
 	// Furnish is what every sandbox with a network gets; nil: nothing.
 	Furnish   func() Furnish
 	Runtimes  []sandbox.Runtime

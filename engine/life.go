@@ -372,6 +372,9 @@ func (b *box) setXattrs(ctx context.Context, img *image.Image) error {
 
 // begun starts the main command and waits until the probe passes.
 func (b *box) begun(main []string) error {
+	if err := b.openTunnels(); err != nil {
+		return err
+	}
 	if err := b.e.opts.Fail("create.main"); err != nil {
 		return err
 	}

@@ -450,6 +450,9 @@ func (b *box) setUpAgain(ctx context.Context) error {
 
 // finishCreation brings a box whose main command runs to stage running.
 func (b *box) finishCreation() error {
+	if err := b.openTunnels(); err != nil {
+		return err
+	}
 	spec := b.record().Spec
 	if spec.Probe != nil {
 		if !b.enter(sandbox.StageReady, b.e.opts.Deadlines.Ready) {

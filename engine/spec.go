@@ -129,6 +129,9 @@ func (e *Engine) complete(s sandbox.Spec) (sandbox.Spec, error) {
 	if err := e.checkSecrets(s); err != nil {
 		return s, err
 	}
+	if err := e.checkTunnels(&s); err != nil {
+		return s, err
+	}
 	s.Network.Inspect = nil // it is for us to say
 	np, err := e.opts.Network.Compile(s.Network)
 	if err != nil {

@@ -57,8 +57,9 @@ type Spec struct {
 	Stdin           bool        // the main command has a standard input
 	Resources       Resources
 	Network         NetworkPolicy
-	Prove           bool     // try the policy from inside before the main command starts; not enforced: fail
-	Secrets         []string // by name
+	Prove           bool         // try the policy from inside before the main command starts; not enforced: fail
+	Secrets         []string     // by name
+	Tunnels         []TunnelSpec // opened with it
 	Capabilities    Capabilities
 	Timeout         time.Duration // of its whole life
 	IdleTimeout     time.Duration // without exec, stdin or connection; 0 is none

@@ -57,6 +57,10 @@ var schema = []string{
 	CREATE TABLE secret_bindings (
 		tenant TEXT NOT NULL, sandbox TEXT NOT NULL, state BLOB NOT NULL,
 		PRIMARY KEY (tenant, sandbox));`,
+	`CREATE TABLE tunnels (
+		tenant TEXT NOT NULL, id TEXT NOT NULL, sandbox TEXT NOT NULL, record TEXT NOT NULL,
+		PRIMARY KEY (tenant, id)) WITHOUT ROWID;
+	CREATE INDEX tunnel_sandbox ON tunnels (tenant, sandbox);`,
 }
 
 // Store is the open database.
