@@ -274,6 +274,12 @@ func TestPinsSurvive(t *testing.T) {
 	if _, err := in.get(pool, "x.test", "8.8.8.8:443"); err != nil {
 		t.Errorf("x.test after a restart: %v", err)
 	}
+	if got := in.resolve(t, s, "x.test."); len(got) != 1 {
+		t.Errorf("x.test is %v after a restart", got)
+	}
+	if got := in.resolve(t, s, "y.test."); got != nil {
+		t.Errorf("y.test is %v after a restart", got)
+	}
 	if _, err := in.get(pool, "y.test", "8.8.8.8:443"); err == nil {
 		t.Error("y.test passes a floor that denies it")
 	}

@@ -183,6 +183,7 @@ func (n *Network) open(ctx context.Context) (err error) {
 		if s.Owner == "" {
 			n.pool = append(n.pool, s)
 		}
+		n.dns.set(s.addr, s.dns, s.policy)
 	}
 	return nil
 }
