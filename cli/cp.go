@@ -115,7 +115,7 @@ func (k *copier) in(ctx context.Context, src, dst string) error {
 		if _, err := k.existingDir(ctx, dst); err != nil {
 			return err
 		}
-		_, _, err := k.c.Upload(ctx, k.ref, dst, k.user, k.In)
+		_, _, err := k.c.UploadAs(ctx, k.uploadTo(dst), k.In)
 		return err
 	}
 	stat := os.Lstat
@@ -163,11 +163,18 @@ func (k *copier) in(ctx context.Context, src, dst string) error {
 	}
 	switch fi.Mode().Type() {
 	case 0:
-		return k.writeFile(ctx, src, dst)
+		if !k.archive {
+			return k.writeFile(ctx, src, dst)
+		}
+		fallthrough // an archive has owners
 	case fs.ModeSymlink:
 		return k.upload(ctx, tree.Pack(src, path.Base(dst), k.archive), path.Dir(dst))
 	}
 	return sandbox.Invalid.Errorf("%s is neither a file, a directory nor a link", src)
+}
+
+func (k *copier) uploadTo(dst string) *v1.UploadRequest {
+	return &v1.UploadRequest{SandboxId: k.ref, Path: []byte(dst), User: k.user, Owners: k.archive}
 }
 
 func (k *copier) existingDir(ctx context.Context, p string) (*v1.FileInfo, error) {
@@ -184,7 +191,7 @@ func (k *copier) existingDir(ctx context.Context, p string) (*v1.FileInfo, error
 func (k *copier) upload(ctx context.Context, r io.ReadCloser, dst string) error {
 	defer r.Close()
 	p := k.bar(dst)
-	_, _, err := k.c.Upload(ctx, k.ref, dst, k.user, p.reader(r, "copy", 0))
+	_, _, err := k.c.UploadAs(ctx, k.uploadTo(dst), p.reader(r, "copy", 0))
 	p.end(err)
 	return err
 }

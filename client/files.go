@@ -133,7 +133,11 @@ func (c *Client) WriteFile(ctx context.Context, first *v1.WriteFileRequest, r io
 
 // Upload extracts a tar stream into a directory of the sandbox.
 func (c *Client) Upload(ctx context.Context, ref, path, user string, r io.Reader) (entries, bytes int64, err error) {
-	first := &v1.UploadRequest{SandboxId: ref, Path: []byte(path), User: user}
+	return c.UploadAs(ctx, &v1.UploadRequest{SandboxId: ref, Path: []byte(path), User: user}, r)
+}
+
+// UploadAs is Upload with all that can be said about it.
+func (c *Client) UploadAs(ctx context.Context, first *v1.UploadRequest, r io.Reader) (entries, bytes int64, err error) {
 	res, err := send(ctx, c.Files.Upload, first, r, func(p []byte) *v1.UploadRequest { return &v1.UploadRequest{Tar: p} })
 	return res.GetEntries(), res.GetBytes(), err
 }

@@ -218,13 +218,13 @@ func (f files) Download(ctx context.Context, path, user string) (io.ReadCloser, 
 	return &activeReader{r, end}, nil
 }
 
-func (f files) Upload(ctx context.Context, path, user string, r io.Reader) (entries, bytes int64, err error) {
+func (f files) Upload(ctx context.Context, path, user string, owners bool, r io.Reader) (entries, bytes int64, err error) {
 	c, user, end, err := f.use(ctx, user, &path)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer end()
-	res, err := c.TarIn(ctx, user, path, r, guest.TarOptions{Parents: true})
+	res, err := c.TarIn(ctx, user, path, r, guest.TarOptions{Parents: true, Owners: owners})
 	return res.Entries, res.Bytes, err
 }
 

@@ -68,7 +68,8 @@ type Files interface {
 	Watch(ctx context.Context, path, user string, recursive bool, started func(), fn func(FileEvent) error) error
 	// Download is a tar stream of the file or directory.
 	Download(ctx context.Context, path, user string) (io.ReadCloser, error)
-	// Upload extracts a tar stream into a directory, which is made if missing.
+	// Upload extracts a tar stream into a directory, which is made if missing. With
+	// owners, files get the numeric owners of the archive, else the user.
 	// Entries that would leave it are refused.
-	Upload(ctx context.Context, path, user string, r io.Reader) (entries, bytes int64, err error)
+	Upload(ctx context.Context, path, user string, owners bool, r io.Reader) (entries, bytes int64, err error)
 }

@@ -295,7 +295,7 @@ func (f *files) Upload(ctx context.Context, stream *connect.ClientStream[v1.Uplo
 		return nil, err
 	}
 	r := &messages{rest: m.Tar, next: following(stream, (*v1.UploadRequest).GetTar)}
-	entries, bytes, err := fs.Upload(ctx, string(m.Path), m.User, r)
+	entries, bytes, err := fs.Upload(ctx, string(m.Path), m.User, m.Owners, r)
 	if err != nil {
 		return nil, err
 	}

@@ -476,6 +476,20 @@ func b06(t *testing.T, l *lab) {
 			t.Errorf("as %s: %q, %v", user, got, err)
 		}
 	}
+	// an archive's owners are root's to give
+	owned := archive(t, entry{tar.Header{Name: "own", Mode: 0o640, Uid: 1234, Gid: 2000}, "x"})
+	for _, c := range []struct {
+		user   string
+		owners bool
+		want   string
+	}{{"root", false, "0 0"}, {"root", true, "1234 2000"}} {
+		if _, _, err := l.Client.UploadAs(within(t), &v1.UploadRequest{SandboxId: b.id, Path: []byte("/rootonly"), User: c.user, Owners: c.owners}, bytes.NewReader(owned)); err != nil {
+			t.Error(err)
+		}
+		if got := strings.TrimSpace(b.shAs("root", "stat -c '%u %g' /rootonly/own; rm /rootonly/own")); got != c.want {
+			t.Errorf("owners %v: %q, want %q", c.owners, got, c.want)
+		}
+	}
 	_, err = b.read("/group", "nosuchuser")
 	if err == nil || sandbox.KindOf(err) == sandbox.Internal {
 		t.Errorf("as nobody known: %v", err)

@@ -801,7 +801,7 @@ func (x *StageTime) GetTook() *durationpb.Duration {
 // configured retention time.
 type Death struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"` // exited, stopped, timeout, idle, oom, killed, failed, lost
+	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"` // exited, stopped, timeout, idle, oom, disk, killed, failed, lost
 	Stage         string                 `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`   // it was in
 	Message       string                 `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	ErrorKind     string                 `protobuf:"bytes,4,opt,name=error_kind,json=errorKind,proto3" json:"error_kind,omitempty"`
@@ -4535,6 +4535,7 @@ type UploadRequest struct {
 	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`                            // directory to extract into; made if missing
 	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
 	Tar           []byte                 `protobuf:"bytes,4,opt,name=tar,proto3" json:"tar,omitempty"`
+	Owners        bool                   `protobuf:"varint,5,opt,name=owners,proto3" json:"owners,omitempty"` // first message: files get the numeric owners of the archive, else the user
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4595,6 +4596,13 @@ func (x *UploadRequest) GetTar() []byte {
 		return x.Tar
 	}
 	return nil
+}
+
+func (x *UploadRequest) GetOwners() bool {
+	if x != nil {
+		return x.Owners
+	}
+	return false
 }
 
 type UploadResponse struct {
@@ -6744,13 +6752,14 @@ const file_vivarium_v1_vivarium_proto_rawDesc = "" +
 	"\x04path\x18\x02 \x01(\fR\x04path\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\"$\n" +
 	"\x10DownloadResponse\x12\x10\n" +
-	"\x03tar\x18\x01 \x01(\fR\x03tar\"h\n" +
+	"\x03tar\x18\x01 \x01(\fR\x03tar\"\x80\x01\n" +
 	"\rUploadRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\fR\x04path\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\x12\x10\n" +
-	"\x03tar\x18\x04 \x01(\fR\x03tar\"@\n" +
+	"\x03tar\x18\x04 \x01(\fR\x03tar\x12\x16\n" +
+	"\x06owners\x18\x05 \x01(\bR\x06owners\"@\n" +
 	"\x0eUploadResponse\x12\x18\n" +
 	"\aentries\x18\x01 \x01(\x03R\aentries\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"T\n" +

@@ -233,7 +233,7 @@ func (f *files) Download(_ context.Context, p, _ string) (io.ReadCloser, error) 
 	return io.NopCloser(&buf), err
 }
 
-func (f *files) Upload(_ context.Context, p, _ string, r io.Reader) (entries, n int64, err error) {
+func (f *files) Upload(_ context.Context, p, _ string, _ bool, r io.Reader) (entries, n int64, err error) {
 	if err := os.MkdirAll(f.at(p), 0o755); err != nil {
 		return 0, 0, kinded(err)
 	}
