@@ -3,6 +3,7 @@ package network
 import (
 	"errors"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -70,7 +71,7 @@ func (n *Network) passes(s *slot, p *policy.Policy, dst netip.Addr, proto uint8,
 	if s.pins.allows(dst, proto, port) {
 		return true
 	}
-	if p.CheckAll() && (f.Protocol == sandbox.ProtocolTCP && (port == 80 || port == 443) || f.Protocol == sandbox.ProtocolUDP && port == 443) {
+	if p.CheckAll() && f.Protocol == sandbox.ProtocolTCP && slices.Contains(checkedPorts, port) {
 		return false
 	}
 	return p.Decide(f, hosts...).Allowed

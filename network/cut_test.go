@@ -73,7 +73,7 @@ func TestC17Cut(t *testing.T) {
 		if !toAddr("8.8.8.8")(ip) || ip[9] == unix.IPPROTO_ICMP { // of the host itself, about what is pushed at it
 			return false
 		}
-		if ip[9] == unix.IPPROTO_UDP && ip[22] == 0 && ip[23] == 9 {
+		if marker(ip) {
 			return true
 		}
 		t.Errorf("a packet left after the change: protocol %d, %x", ip[9], ip[20:])
@@ -134,7 +134,7 @@ func TestC18TableRemoved(t *testing.T) {
 		p.ping("8.8.8.8")
 	}
 	l.host.sendUDP("8.8.8.8:9")
-	if got := out.until(t, toAddr("8.8.8.8")); len(got) != 0 || web.hits() != 0 {
+	if got := out.until(t, marker); len(got) != 0 || web.hits() != 0 {
 		t.Errorf("reached the outside: %v", got)
 	}
 	if _, err := n.ReadBack(context.Background(), s.ID); !errors.Is(err, sandbox.Internal) {
@@ -163,9 +163,12 @@ func TestC18ProxyGone(t *testing.T) {
 		t.Errorf("without a proxy: %v", err)
 	}
 	l.host.sendUDP("8.8.8.8:9")
-	if got := out.until(t, toAddr("8.8.8.8")); len(got) != 0 {
-		t.Errorf("reached the outside: %v", got)
-	}
+	out.until(t, func(ip []byte) bool {
+		if ip[9] == unix.IPPROTO_TCP && ip[33]&0x12 == 2 { // SYN: the ends of what was before may come late
+			t.Error("a connection was begun")
+		}
+		return marker(ip)
+	})
 }
 
 // TestC8Raw: what is no TCP through the proxy, whatever the protocol, under a list
@@ -190,7 +193,7 @@ func TestC8Raw(t *testing.T) {
 	in.sendRaw(t, s, addrOf(u32(s.Addr)+2), dst)          // as a neighbour
 	in.sendRaw(t, s, n.proxyAddr(), dst)                  // as the proxy
 	l.host.sendUDP("8.8.8.8:9")
-	if got := out.until(t, toAddr("8.8.8.8")); len(got) != 0 {
+	if got := out.until(t, marker); len(got) != 0 {
 		t.Errorf("reached the outside: %v", got)
 	}
 	// The proxy's own port is reached by redirection alone.

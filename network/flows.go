@@ -1,7 +1,6 @@
 package network
 
 import (
-	"net/netip"
 	"sync"
 	"time"
 
@@ -174,5 +173,3 @@ func (n *Network) PollFlows(slotID string) {
 	default:
 	}
 }
-
-var _ = netip.Addr{}

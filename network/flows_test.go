@@ -6,8 +6,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"vivarium/sandbox"
 )
 
 // flowSink collects what OnFlows is told.
@@ -169,5 +167,3 @@ func TestFlowLogBounds(t *testing.T) {
 		t.Error("told twice")
 	}
 }
-
-var _ = sandbox.ProtocolTCP

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"crypto/rand"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -365,8 +364,7 @@ func (p *place) serve(t testing.TB, addr string) *served {
 
 // A tap records the IPv4 packets that arrive at one interface.
 type tap struct {
-	fd   int
-	last uint16 // destination port of the packet that ended until
+	fd int
 }
 
 func (p *place) tap(t testing.TB, ifc string) *tap {
@@ -404,9 +402,6 @@ func (tp *tap) until(t testing.TB, stop func(ip []byte) bool) (dsts []netip.Addr
 			continue
 		}
 		if stop(b[:k]) {
-			if k >= 24 {
-				tp.last = binary.BigEndian.Uint16(b[22:])
-			}
 			return dsts
 		}
 		a, _ := netip.AddrFromSlice(b[16:20])
@@ -417,6 +412,11 @@ func (tp *tap) until(t testing.TB, stop func(ip []byte) bool) (dsts []netip.Addr
 func toAddr(a string) func([]byte) bool {
 	want := netip.MustParseAddr(a).As4()
 	return func(ip []byte) bool { return [4]byte(ip[16:20]) == want }
+}
+
+// marker is the datagram that a test sends last: to 8.8.8.8, port 9.
+func marker(ip []byte) bool {
+	return toAddr("8.8.8.8")(ip) && ip[9] == unix.IPPROTO_UDP && ip[22] == 0 && ip[23] == 9
 }
 
 // resolver is an upstream DNS server whose answers a function makes.

@@ -87,6 +87,8 @@ func (n *Network) buildProgram(name string, p *policy.Policy) *program {
 			for _, port := range checkedPorts {
 				rules = append(rules, rule(l4proto(unix.IPPROTO_TCP), dport(port), gotoChain("refuse")))
 			}
+		}
+		if p.RefusesQUIC() {
 			rules = append(rules, rule(l4proto(unix.IPPROTO_UDP), dport(443), gotoChain("refuse")))
 		}
 		rules = append(rules, jump("floor"))

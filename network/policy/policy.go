@@ -198,7 +198,19 @@ func (n *Node) Compile(p sandbox.NetworkPolicy) (*Policy, error) {
 	if floor.Mode == "" {
 		floor.Mode = sandbox.NetworkPublic
 	}
-	return &Policy{NetworkPolicy: p, Hash: n.hash(p), node: n, own: newRules(p), floor: newRules(floor)}, nil
+	out := &Policy{NetworkPolicy: p, Hash: n.hash(p), node: n, own: newRules(p), floor: newRules(floor)}
+	for i, r := range p.Rules {
+		if r.Domain == "" || r.Action != sandbox.RuleAllow {
+			continue
+		}
+		// a wildcard stands for names below it; a denied name opens nothing
+		tcp, udp := out.Ports(strings.Replace(r.Domain, "*", "x", 1), MaxNamePorts+1)
+		if len(tcp) > MaxNamePorts || len(udp) > MaxNamePorts {
+			return nil, sandbox.Invalid.Errorf("rule %d (%s): its name has more than %d ports", i+1, clip(FormatRule(r)), MaxNamePorts).
+				WithHint("each address of a name is opened port by port; for wide ranges allow the addresses")
+		}
+	}
+	return out, nil
 }
 
 // hash covers all that decides what is reachable.
@@ -210,7 +222,7 @@ func (n *Node) hash(p sandbox.NetworkPolicy) string {
 		Grants  []Grant                `json:",omitempty"`
 		Deny    []netip.Prefix         `json:",omitempty"`
 		Floor   *sandbox.NetworkPolicy `json:",omitempty"`
-	}{3, p, special, n.Grants, n.Deny, &n.Floor}
+	}{4, p, special, n.Grants, n.Deny, &n.Floor}
 	if p.Mode == sandbox.NetworkNone { // nothing adds to nothing
 		v.Special, v.Grants, v.Deny, v.Floor = nil, nil, nil, nil
 	}
@@ -264,6 +276,9 @@ func (p *Policy) Decide(f Flow, hosts ...netip.Addr) Verdict {
 	d := p.own.decide(f)
 	if d.allowed && p.own.mode == sandbox.NetworkPublic && resolverPort(f) && !p.own.namesPort(d.rule) && !p.node.grantsPort(f) {
 		return Verdict{Rule: "mode public: DNS goes to the sandbox's own resolver alone"}
+	}
+	if d.allowed && !d.byName && f.Protocol == sandbox.ProtocolUDP && f.Port == 443 && p.RefusesQUIC() {
+		return Verdict{Rule: "QUIC is refused where names are looked for in TCP"}
 	}
 	return Verdict{Allowed: d.allowed, Checked: d.allowed && (d.checked || fl.checked), ByName: d.byName || fl.byName, Rule: p.own.tell("policy", d.rule)}
 }
@@ -324,6 +339,10 @@ func (p *Policy) Resolves(name string) (ok, onlyWild bool, rule string) {
 func (p *Policy) CheckAll() bool {
 	return (p.own.deniesNames || p.floor.deniesNames) && p.own.allowsAddrs && p.floor.allowsAddrs
 }
+
+// RefusesQUIC says that UDP to port 443 passes only where a rule by name says so:
+// the proxy, which denies names or reads requests, sees TCP alone.
+func (p *Policy) RefusesQUIC() bool { return p.CheckAll() || len(p.Inspect) > 0 }
 
 // Simple says that the policy is its mode and nothing else: none, or public where
 // the operator has no floor.

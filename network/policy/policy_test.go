@@ -109,6 +109,8 @@ func TestTruthTable(t *testing.T) {
 		{"name before address", list(t, allow, "allow x.com", "deny 8.8.8.0/24"), []string{"x.com@8.8.8.8:443/tcp"}, []string{"8.8.8.8:443/tcp"}, nil, nil},
 		{"public less an address", list(t, public, "deny 8.8.8.8:53"), []string{"8.8.8.8:443/tcp", "8.8.8.8/icmp"}, []string{"8.8.8.8:53/udp", "8.8.8.8:53/tcp", "9.9.9.9:53/tcp"}, nil, nil},
 		{"public less a name", list(t, public, "deny *.bad.com", "deny bad.com"), []string{"8.8.8.8:443/tcp", "x.com@8.8.8.8:443/tcp"}, []string{"bad.com@8.8.8.8:443/tcp", "a.bad.com@8.8.8.8:9/udp"}, []string{"x.com"}, []string{"bad.com", "a.bad.com"}},
+		{"C8 QUIC where names are checked", list(t, public, "deny bad.com", "allow h3.com:443/udp"), []string{"8.8.8.8:443/tcp", "8.8.8.8:444/udp", "h3.com@8.8.8.8:443/udp"}, []string{"8.8.8.8:443/udp", "x.com@8.8.8.8:443/udp"}, nil, nil},
+		{"C8 QUIC where requests are read", sandbox.NetworkPolicy{Mode: public, Inspect: []string{"api.com"}}, []string{"api.com@8.8.8.8:443/tcp", "8.8.8.8:443/tcp"}, []string{"api.com@8.8.8.8:443/udp", "8.8.8.8:443/udp"}, nil, nil},
 		{"public less a port of a name", list(t, public, "deny x.com:25"), []string{"x.com@8.8.8.8:443/tcp"}, []string{"x.com@8.8.8.8:25/tcp"}, []string{"x.com"}, nil},
 		{"preset", list(t, allow, "allow preset:debian"), []string{"deb.example.org@8.8.8.8:443/tcp", "security.example.org@8.8.8.8:80/tcp"}, []string{"security.example.org@8.8.8.8:443/tcp"}, []string{"deb.example.org"}, []string{"example.org"}},
 		{"preset denied", list(t, public, "deny preset:debian"), []string{"x.com@8.8.8.8:443/tcp"}, []string{"deb.example.org@8.8.8.8:443/tcp"}, nil, []string{"deb.example.org"}},
