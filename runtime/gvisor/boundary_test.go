@@ -125,9 +125,11 @@ func TestF01Sentry(t *testing.T) {
 	for _, p := range pids {
 		pid = min(pid, p)
 	}
+	checkProcess(t, pid, uid)
 	checkView(t, pid)
 	checkNamespaces(t, l, pid)
 	checkDescriptors(t, pid)
+	checkPipes(t, pids, uid)
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {
 		t.Fatal(err)
@@ -181,7 +183,114 @@ func checkThread(t *testing.T, file string, uid int) {
 	}
 }
 
-// checkView: the root is an empty read-only tmpfs and nothing else is mounted.
+// checkProcess: what a sentry has as a process, beside what its threads have.
+func checkProcess(t *testing.T, pid, uid int) {
+	t.Helper()
+	proc := func(name string) string {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
+		if err != nil {
+			t.Error(err)
+		}
+		return string(b)
+	}
+	// its user namespace knows one user and one group, and no more can be had
+	for _, m := range []string{"uid_map", "gid_map"} {
+		if f := strings.Fields(proc(m)); !slices.Equal(f, []string{"65534", strconv.Itoa(uid), "1"}) {
+			t.Errorf("%s is %v", m, f)
+		}
+	}
+	if g := strings.TrimSpace(proc("setgroups")); g != "deny" {
+		t.Errorf("setgroups: %s", g)
+	}
+	// a session of its own, without a terminal (proc_pid_stat(5), from field 3 on)
+	_, rest, _ := strings.Cut(proc("stat"), ") ")
+	if f := strings.Fields(rest); len(f) < 5 || f[3] != strconv.Itoa(pid) || f[4] != "0" {
+		t.Errorf("session and terminal of process %d: %v", pid, f[:min(5, len(f))])
+	}
+	st := status(t, fmt.Sprintf("/proc/%d/status", pid))
+	for _, k := range []string{"SigBlk", "SigIgn"} {
+		if n, err := strconv.ParseUint(st[k], 16, 64); err != nil || n != 0 {
+			t.Errorf("%s of the sentry is %s", k, st[k])
+		}
+	}
+	if st["TracerPid"] != "0" {
+		t.Errorf("the sentry is traced by %s", st["TracerPid"])
+	}
+	// its memory, which is the sandbox's, does not go to where the host keeps dumps
+	core := regexp.MustCompile(`(?m)^Max core file size +(\S+) +(\S+)`).FindStringSubmatch(proc("limits"))
+	if core == nil || core[1] != "1" || core[2] != "1" {
+		t.Errorf("limits of core files: %v", core)
+	}
+	for _, link := range []string{"cwd", "root"} {
+		if to, err := os.Readlink(fmt.Sprintf("/proc/%d/%s", pid, link)); err != nil || to != "/" {
+			t.Errorf("%s is %s, %v", link, to, err)
+		}
+	}
+	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || !strings.HasPrefix(filepath.Base(exe), "viv-sentry") {
+		t.Errorf("it runs %s, %v", exe, err)
+	}
+}
+
+// checkPipes: both ends of each pipe are in the machine and nowhere else.
+func checkPipes(t *testing.T, pids []int, uid int) {
+	t.Helper()
+	const read, write = 1, 2
+	ends := map[string]int{}
+	look := func(dir string, have func(to, info string)) {
+		fds, _ := os.ReadDir(dir + "/fd") // it may end
+		for _, fd := range fds {
+			if to, err := os.Readlink(dir + "/fd/" + fd.Name()); err == nil && strings.HasPrefix(to, "pipe:") {
+				have(to, dir+"/fdinfo/"+fd.Name())
+			}
+		}
+	}
+	for _, pid := range pids {
+		look(fmt.Sprintf("/proc/%d", pid), func(to, info string) {
+			b, err := os.ReadFile(info)
+			if err != nil {
+				return
+			}
+			_, flags, _ := strings.Cut(string(b), "flags:")
+			flags, _, _ = strings.Cut(strings.TrimSpace(flags), "\n")
+			n, err := strconv.ParseUint(flags, 8, 64)
+			if err != nil {
+				t.Errorf("%s: %v", info, err)
+			}
+			switch n & unix.O_ACCMODE {
+			case unix.O_RDONLY:
+				ends[to] |= read
+			case unix.O_WRONLY:
+				ends[to] |= write
+			default:
+				ends[to] |= read | write
+			}
+		})
+	}
+	all, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range all {
+		st, err := os.ReadFile(dir + "/status")
+		if err != nil || bytes.Contains(st, fmt.Appendf(nil, "\nUid:\t%d\t", uid)) {
+			continue // it has ended, or is of this machine, maybe since we looked
+		}
+		look(dir, func(to, info string) {
+			if ends[to] != 0 {
+				t.Errorf("%s of the sentry is also in %s", to, dir)
+			}
+		})
+	}
+	for to, e := range ends {
+		if e == read || e == write {
+			t.Errorf("the sentry has one end of %s", to)
+		}
+	}
+}
+
+// checkView: the root is an empty read-only tmpfs, of which nothing can be
+// executed, and nothing else is mounted; no mount of the host is its peer or
+// master.
 func checkView(t *testing.T, pid int) {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
@@ -189,7 +298,8 @@ func checkView(t *testing.T, pid int) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-	if len(lines) != 1 || !strings.Contains(lines[0], " / / ro,") || !strings.Contains(lines[0], "- tmpfs ") {
+	// proc_pid_mountinfo(5): ids, root, mount point, options, no optional fields, type
+	if len(lines) != 1 || !regexp.MustCompile(`^\d+ \d+ \S+ / / ro,nosuid,nodev,noexec,\S+ - tmpfs `).MatchString(lines[0]) {
 		t.Errorf("mounts that the sentry sees:\n%s", b)
 	}
 	root := fmt.Sprintf("/proc/%d/root/", pid)
@@ -286,11 +396,16 @@ func checkDescriptors(t *testing.T, pid int) {
 				t.Errorf("descriptor %s is a block device: %s", fd.Name(), target)
 			}
 		}
-		if strings.Contains(target, "viv-stdio") && st.Size != 0 {
-			t.Errorf("the shared standard file has %d bytes", st.Size)
+		if strings.Contains(target, "viv-stdio") {
+			if st.Size != 0 {
+				t.Errorf("the shared standard file has %d bytes", st.Size)
+			}
+			if s := seals(t, filepath.Join(dir, fd.Name())); s&(unix.F_SEAL_GROW|unix.F_SEAL_SEAL) != unix.F_SEAL_GROW|unix.F_SEAL_SEAL {
+				t.Errorf("seals of the shared standard file: %#x", s)
+			}
 		}
 	}
-	for _, want := range []string{"images", "what this sandbox wrote", "memory of the sandbox"} {
+	for _, want := range []string{"images", "what this sandbox wrote", "memory of the sandbox", "sealed and empty: standard files of the containers"} {
 		if !found[want] {
 			t.Errorf("no descriptor is %q: the list is out of date", want)
 		}
@@ -311,6 +426,20 @@ func checkDescriptors(t *testing.T, pid int) {
 			}
 		}
 	}
+}
+
+func seals(t *testing.T, file string) int {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	n, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 func openedReadOnly(t *testing.T, pid int, fd string) bool {

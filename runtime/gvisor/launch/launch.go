@@ -75,6 +75,9 @@ func start() error {
 	if len(args.files) == 0 {
 		return step{"find the sentry", unix.EBADF}
 	}
+	if !args.found { // gVisor means to run it in another way, of which nothing is known here
+		return step{"find " + setupRoot, unix.EINVAL}
+	}
 	for _, fd := range args.files {
 		unix.CloseOnExec(fd)
 	}
@@ -87,6 +90,7 @@ func start() error {
 			flags = append(flags, setupRoot+"=false", "--proc-mount-sync-fd="+strconv.Itoa(w))
 			return step{"start umounter", err}
 		},
+		func() step { return step{"bound core files", noCore()} },
 		func() step { return step{"give up privileges", giveUp()} },
 		func() step { return step{"start sentry", execSentry(args.files[0], args.with(flags))} },
 	)
@@ -96,11 +100,11 @@ func start() error {
 type parsed struct {
 	before, after []string // the sentry's: what we say goes between, in command boot's flags
 	files         []int
+	found         bool // setupRoot
 }
 
 func arguments(args []string) parsed {
 	var p parsed
-	found := false
 	for _, a := range args {
 		if n, ok := strings.CutPrefix(a, ours); ok {
 			if fd, err := strconv.Atoi(n); err == nil {
@@ -109,9 +113,9 @@ func arguments(args []string) parsed {
 			continue
 		}
 		switch {
-		case a == setupRoot && !found:
-			found = true
-		case found:
+		case a == setupRoot && !p.found:
+			p.found = true
+		case p.found:
 			p.after = append(p.after, a)
 		default:
 			p.before = append(p.before, a)

@@ -51,7 +51,8 @@ func makeRoot() error {
 		func() step { return link(submount+"/self", proc+"/self")() },
 		func() step { return link(submount+"/cpuinfo", proc+"/cpuinfo")() },
 		func() step { return step{"close proc", os.Chmod(proc, 0o111)} },
-		mount("make root read-only", "", newRoot, "", unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_BIND),
+		// a remount takes away the flags that it does not name
+		mount("make root read-only", "", newRoot, "", unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_BIND|noExec),
 		func() step { return step{"go to root", unix.Chdir(newRoot)} },
 		// onto itself, so that the old one lies on top and can be taken away
 		// (pivot_root(2), NOTES)
