@@ -28,7 +28,7 @@ func (e *execution) serve(c *conn, created bool, stdout, stderr int64) bool {
 
 	s := &sender{e: e, c: c, gen: gen, created: created}
 	s.sent = [2]int64{stdout, stderr}
-	s.written = s.sent
+	s.written, s.acked = s.sent, s.sent
 	var wg sync.WaitGroup
 	wg.Go(s.run)
 	reuse := e.receive(c, s)
@@ -181,10 +181,14 @@ func (s *sender) run() {
 		for i < 2 && s.sent[i] >= e.out[i].ring.end {
 			i++
 		}
-		if i < 2 {
+		// Not more than gVisor's TCP takes in at once: where port forwarding has
+		// missed that there is something (see nudgeAfter), a nudge must still get
+		// through to it.
+		room := wire.Window - (s.sent[0] - s.acked[0]) - (s.sent[1] - s.acked[1])
+		if i < 2 && room > 0 {
 			o := &e.out[i]
 			p := o.ring.at(s.sent[i])
-			p = p[:min(len(p), wire.MaxChunk)]
+			p = p[:min(int64(len(p)), wire.MaxChunk, room)]
 			off := s.sent[i]
 			s.sent[i] += int64(len(p))
 			t := wire.TStdout
@@ -207,7 +211,7 @@ func (s *sender) run() {
 			}
 			continue
 		}
-		if e.done && !s.finished {
+		if i == 2 && e.done && !s.finished {
 			s.finished = true
 			x := wire.Exit{Status: e.status, Stdout: e.out[0].ring.end, Stderr: e.out[1].ring.end, At: e.ended}
 			s.unlocked(func() error { return s.c.frame(wire.TExit, x.Append) })

@@ -167,7 +167,8 @@ type pace struct {
 const (
 	paceSpan  = 20 * time.Millisecond
 	paceBytes = 256 << 10 // in a span: a fast stream
-	paceRead  = 64 << 10  // reads of that size are large enough
+	paceRead  = 192 << 10 // reads of that size are large enough
+	paceNap   = 1500 * time.Microsecond
 )
 
 // took counts a read of n bytes into room for so many, and says whether the
@@ -186,7 +187,7 @@ func (p *pace) took(n, room int, ended bool) bool {
 func (p *pace) wait() {
 	if p.rest {
 		p.rest = false
-		time.Sleep(500 * time.Microsecond)
+		time.Sleep(paceNap)
 	}
 }
 
