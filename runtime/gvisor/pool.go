@@ -30,6 +30,7 @@ type pool struct {
 	mu    sync.Mutex
 	free  []*machine // oldest first; guarded by mu
 	taken time.Time  // when the last was taken; guarded by mu
+	after time.Time  // machines that were found again come first until then; guarded by mu
 	last  string     // image that was asked for last; guarded by mu
 	hot   string     // image that warm machines are made for, "" for none; guarded by mu
 }
@@ -238,7 +239,28 @@ func (p *pool) courtesy() time.Duration {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return quietTime - time.Since(p.taken)
+	return max(quietTime-time.Since(p.taken), min(quietTime, time.Until(p.after)))
+}
+
+const (
+	// foundShare is how long the pool stays low for each machine that was found
+	// again: their users wait for them, and a boot costs as much as ten of their
+	// commands.
+	foundShare = 10 * time.Millisecond
+	foundMost  = 5 * time.Second
+)
+
+// found makes the pool wait a little longer.
+func (p *pool) found() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if p.after.Before(now) {
+		p.after = now
+	}
+	if p.after = p.after.Add(foundShare); p.after.Sub(now) > foundMost {
+		p.after = now.Add(foundMost)
+	}
 }
 
 // sweep removes waiting machines that have died, and warm ones that nobody is

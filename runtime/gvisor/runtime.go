@@ -26,6 +26,7 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
 	"gvisor.dev/gvisor/runsc/config"
 	gflag "gvisor.dev/gvisor/runsc/flag"
 	"gvisor.dev/gvisor/runsc/version"
@@ -193,8 +194,12 @@ func (r *Runtime) Adopt(ctx context.Context, id string) (sandbox.Machine, error)
 	if m == nil {
 		return nil, err
 	}
+	r.pool.found()
 	return m, err
 }
+
+// orphansAtOnce is how many orphans are removed at a time.
+const orphansAtOnce = 8
 
 // Reconcile implements sandbox.Runtime.
 func (r *Runtime) Reconcile(ctx context.Context, live func(id string) bool) error {
@@ -221,16 +226,28 @@ func (r *Runtime) Reconcile(ctx context.Context, live func(id string) bool) erro
 		id := strings.TrimSuffix(strings.TrimPrefix(s.Name(), "runsc-"), ".sock")
 		ids[id] = true
 	}
-	var errs []error
+	// several at a time: most of it is waiting for the kernel
+	var (
+		mu   sync.Mutex
+		errs []error
+		all  errgroup.Group
+	)
+	all.SetLimit(orphansAtOnce)
 	for id := range ids {
 		if live(id) || r.owns(id) {
 			continue
 		}
 		r.log.Info("remove orphaned machine", "machine", id)
-		if err := r.remove(ctx, id, ""); err != nil {
-			errs = append(errs, fmt.Errorf("remove orphan %s: %w", id, err))
-		}
+		all.Go(func() error {
+			if err := r.remove(ctx, id, ""); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, fmt.Errorf("remove orphan %s: %w", id, err))
+			}
+			return nil
+		})
 	}
+	_ = all.Wait()
 	return errors.Join(errs...)
 }
 
