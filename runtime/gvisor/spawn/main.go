@@ -202,7 +202,9 @@ func start(req Request, sentry string) (pid int, err error) {
 		return sb.Getpid(), nil
 	})
 	if err == nil {
-		if err = sb.StartRoot(conf, req.Spec); err == nil {
+		if err = sb.StartRoot(conf, req.Spec); err != nil {
+			err = sandbox.Internal.Errorf("start root container: %w", err)
+		} else if err = confined(sb.Getpid(), req.UID); err == nil {
 			// the sandboxes of a host that runs out of memory go first, not the host
 			if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", sb.Getpid()), []byte("500"), 0); err != nil {
 				log.Warningf("set oom_score_adj: %v", err)
@@ -212,7 +214,6 @@ func start(req Request, sentry string) (pid int, err error) {
 			collect.Reset(time.Second)
 			return sb.Getpid(), nil
 		}
-		err = sandbox.Internal.Errorf("start root container: %w", err)
 	}
 	if sb != nil {
 		_ = unix.Kill(sb.Getpid(), unix.SIGKILL) // our child
