@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -26,12 +27,25 @@ func TestProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	if os.Getpid() != 1 { // as a sentry is; one rule has it in it
-		cmd := exec.Command("/proc/self/exe", "-test.run=^TestProgram$")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
+		for _, nice := range []int{0, 7} { // another has the process's priority, of when it began
+			cmd := exec.Command("nice", "-n", strconv.Itoa(nice), "/proc/self/exe", "-test.run=^TestProgram$")
+			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+			exe, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd.Args[3] = exe // nice's own otherwise
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("nice %d: %v: %s", nice, err, out)
+			}
 		}
 		return
+	}
+	if Use() {
+		t.Error("a sentry without a version uses the program")
+	}
+	if n := len(filter.ListPrecompiled()); n != 0 {
+		t.Errorf("gVisor has %d programs of its own: is this one needed?", n)
 	}
 	add()
 	for _, fd := range []uint32{3, 6, 1000} {
