@@ -319,6 +319,9 @@ func (n *Network) installHost(f hostFacts, lent []string) error {
 		t.rules(ch["own"], append(grantRules(n.hostGrants(), accept()), drop()))
 		t.rules(ch["from_slots"], []exprs{
 			rule(notIPv4(), drop()),
+			// what belongs to no connection is not translated either: it would
+			// leave with the slot's own address
+			rule(ctState(expr.CtStateBitINVALID), drop()),
 			rule(oifIn(egress, true), drop()),
 			rule(daddrIn(deny), drop()),
 			rule(daddrIn(spec), gotoChain("granted")),

@@ -24,7 +24,6 @@ const (
 	maxAnswer   = 5 * time.Minute  // the longest TTL that leaves
 	maxPinAddrs = 1024             // addresses of one slot; the oldest go
 	maxPinNames = 8                // names of one address; the oldest go
-	maxPinPorts = 128              // ports of one name and protocol
 	maxAddrs    = 32               // addresses of one answer that are pinned; the rest is left out
 	maxPinElems = 16384            // elements of one slot in the kernel
 )
@@ -204,7 +203,7 @@ func keysFor(p *policy.Policy, name string, a netip.Addr, hosts []netip.Addr) []
 	if !opens(p.Mode) || p.Simple() || p.Upstream != "" {
 		return nil // an upstream proxy takes all TCP, and nothing else passes
 	}
-	tcp, udp := p.Ports(name, maxPinPorts)
+	tcp, udp := p.Ports(name, policy.MaxNamePorts)
 	inspects, checks := p.Inspects(name), p.CheckAll()
 	var out []pinKey
 	add := func(proto string, ports []uint16) {

@@ -14,11 +14,14 @@ import (
 
 // Bounds of a policy.
 const (
-	MaxRules   = 4096 // presets expanded
-	MaxPorts   = 32   // ranges of one rule
-	maxText    = 512  // bytes of a rule's text
-	maxHeaders = 25   // of all header rules
-	maxInspect = 256
+	MaxRules = 4096 // presets expanded
+	MaxPorts = 32   // ranges of one rule
+	// MaxNamePorts are those of one name and protocol, of all its rules together:
+	// each address of a name is opened port by port.
+	MaxNamePorts = 128
+	maxText      = 512 // bytes of a rule's text
+	maxHeaders   = 25  // of all header rules
+	maxInspect   = 256
 )
 
 // ParseRule reads TARGET[:PORTS][/PROTOCOL]. TARGET is an IPv4 address or

@@ -153,7 +153,7 @@ func TestFloor(t *testing.T) {
 	if err := node.Check(); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []sandbox.NetworkPolicy{list(t, sandbox.NetworkPublic), list(t, sandbox.NetworkAllowlist, "allow 0.0.0.0/0", "allow *", "allow *:1-65535/udp")} {
+	for _, p := range []sandbox.NetworkPolicy{list(t, sandbox.NetworkPublic), list(t, sandbox.NetworkAllowlist, "allow 0.0.0.0/0", "allow *", "allow *:1-100/udp")} {
 		c, err := node.Compile(p)
 		if err != nil {
 			t.Fatal(err)
@@ -232,6 +232,28 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
+// A name's addresses are opened port by port, so a rule for very many is refused
+// rather than cut short.
+func TestNamePorts(t *testing.T) {
+	t.Parallel()
+	for text, ok := range map[string]bool{"allow x.com:1-128/tcp": true, "allow x.com:1-129/tcp": false, "allow *.x.com:1-65535": false, "allow *:1-1000/udp": false, "deny x.com:1-65535": true, "allow 8.8.8.8:1-65535": true} {
+		_, err := (&Node{}).Compile(list(t, sandbox.NetworkAllowlist, text))
+		if ok != (err == nil) || err != nil && !errors.Is(err, sandbox.Invalid) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if _, err := (&Node{}).Compile(list(t, sandbox.NetworkAllowlist, "allow x.com:1-100/tcp", "allow *.com:101-200/tcp")); !errors.Is(err, sandbox.Invalid) {
+		t.Errorf("too many together: %v", err)
+	}
+	node := &Node{Floor: list(t, sandbox.NetworkAllowlist, "allow *:1-65535/tcp", "allow *")}
+	if err := node.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := node.Compile(list(t, sandbox.NetworkAllowlist, "allow x.com")); err != nil {
+		t.Errorf("a wide floor: %v", err)
+	}
+}
+
 func TestHash(t *testing.T) {
 	t.Parallel()
 	node := &Node{Presets: map[string][]sandbox.PolicyRule{"p": {rule(t, "allow x.com")}}}
@@ -262,7 +284,7 @@ func TestHash(t *testing.T) {
 
 func TestPorts(t *testing.T) {
 	t.Parallel()
-	p, err := (&Node{}).Compile(list(t, sandbox.NetworkAllowlist, "allow *.x.com", "allow a.x.com:22/tcp", "allow a.x.com:53/udp", "allow big.com:1-65535"))
+	p, err := (&Node{}).Compile(list(t, sandbox.NetworkAllowlist, "allow *.x.com", "allow a.x.com:22/tcp", "allow a.x.com:53/udp", "allow big.com:1-100"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -274,7 +274,11 @@ func (p *Policy) Ports(name string, limit int) (tcp, udp []uint16) {
 			}
 		}
 	}
-	for _, r := range []*rules{p.own, p.floor} {
+	lists := []*rules{p.own}
+	if p.own.allowsAddrs { // then it may be the floor alone that is about names
+		lists = append(lists, p.floor)
+	}
+	for _, r := range lists {
 		r.named(name, func(is []int) {
 			for _, i := range is {
 				if e := r.list[i]; e.Action == sandbox.RuleAllow {
