@@ -76,11 +76,16 @@ func newLab(t *testing.T) *lab {
 
 func newLabWith(t *testing.T, config string) *lab {
 	t.Helper()
+	return newLabOn(t, config, fixture.Host{})
+}
+
+func newLabOn(t *testing.T, config string, host fixture.Host) *lab {
+	t.Helper()
 	attackProgram.Do(func() { attackProgram.data, attackProgram.err = buildAttack() })
 	if attackProgram.err != nil {
 		t.Fatal(attackProgram.err)
 	}
-	l := &lab{Daemon: fixture.Start(t, config)}
+	l := &lab{Daemon: fixture.StartOn(t, fixture.Dir(t), config, host)}
 	var tree bytes.Buffer
 	w := tar.NewWriter(&tree)
 	r := tar.NewReader(bytes.NewReader(fixture.Busybox(t)))
