@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -76,7 +75,7 @@ func TestF01Filter(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer remove(t, m)
-	pid := slices.Min(l.processes(t, m.ID()))
+	pid := sentryOf(t, l.processes(t, m.ID()))
 	cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
 		t.Fatal(err)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
-	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -26,7 +25,7 @@ func boot(t *testing.T, l *lab, r sandbox.Runtime) (m sandbox.Machine, pid, uid 
 	if err != nil {
 		t.Fatal(err)
 	}
-	pid = slices.Min(l.processes(t, m.ID()))
+	pid = sentryOf(t, l.processes(t, m.ID()))
 	return m, pid, userOf(t, l, pid)
 }
 
