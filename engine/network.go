@@ -265,18 +265,20 @@ func (b *box) prove(ctx context.Context) (sandbox.Proof, error) {
 		}
 		add(sandbox.ProofCheck{What: "denied_name", Target: name, Want: "refused", Got: got, Detail: detail})
 	}
-	if name, port := allowedName(p); name != "" {
-		got, detail := "refused", ""
+	if name, ports := allowedName(p); name != "" {
+		k := sandbox.ProofCheck{What: "allowed_name", Target: fmt.Sprintf("%s:%d", name, ports[0]), Want: "reached", Got: "refused"}
 		addrs, why := t.lookup(ctx, name)
-		switch {
-		case why != nil:
-			detail = why.Error()
-		case len(addrs) == 0:
-			detail = "no address"
-		default:
-			got, detail = t.speak(ctx, name, netip.AddrPortFrom(addrs[0], port))
+		if why != nil {
+			k.Detail = why.Error()
 		}
-		add(sandbox.ProofCheck{What: "allowed_name", Target: fmt.Sprintf("%s:%d", name, port), Want: "reached", Got: got, Detail: detail})
+		for _, port := range ports { // a server need not listen on all
+			if len(addrs) == 0 || k.Got == "reached" {
+				break
+			}
+			k.Target = fmt.Sprintf("%s:%d", name, port)
+			k.Got, k.Detail = t.speak(ctx, name, netip.AddrPortFrom(addrs[0], port))
+		}
+		add(k)
 	}
 	b.mu.Lock()
 	b.rec.Proof = &pr
@@ -405,17 +407,24 @@ func deniedName(p *policy.Policy) string {
 	return ""
 }
 
-// allowedName finds a name and a TCP port that the policy allows by a rule.
-func allowedName(p *policy.Policy) (string, uint16) {
+// maxTryPorts bounds the ports of a name that are tried.
+const maxTryPorts = 4
+
+// allowedName finds a name and TCP ports of it that the policy allows by a rule.
+func allowedName(p *policy.Policy) (string, []uint16) {
 	for _, r := range p.Rules {
 		if r.Action != sandbox.RuleAllow || r.Domain == "" || strings.HasPrefix(r.Domain, "*") || r.Protocol == sandbox.ProtocolUDP {
 			continue
 		}
-		ports := policy.NamePorts(r)
-		port := ports[len(ports)-1].Lo
-		if p.Decide(policy.Flow{Name: r.Domain, Port: port, Protocol: sandbox.ProtocolTCP}).Allowed {
-			return r.Domain, port
+		var ports []uint16
+		for _, pr := range slices.Backward(policy.NamePorts(r)) { // TLS first
+			if len(ports) < maxTryPorts && p.Decide(policy.Flow{Name: r.Domain, Port: pr.Lo, Protocol: sandbox.ProtocolTCP}).Allowed {
+				ports = append(ports, pr.Lo)
+			}
+		}
+		if len(ports) > 0 {
+			return r.Domain, ports
 		}
 	}
-	return "", 0
+	return "", nil
 }

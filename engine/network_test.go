@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"slices"
 	"testing"
 
 	"vivarium/network"
@@ -47,14 +48,14 @@ func TestCanaryNames(t *testing.T) {
 		mode            sandbox.NetworkMode
 		rules           []sandbox.PolicyRule
 		denied, allowed string
-		port            uint16
+		ports           []uint16
 	}{
-		{sandbox.NetworkNone, nil, "canary.vivarium.invalid", "", 0},
-		{sandbox.NetworkPublic, nil, "", "", 0},
-		{sandbox.NetworkPublic, []sandbox.PolicyRule{rule(sandbox.RuleDeny, "bad.com")}, "bad.com", "", 0},
-		{sandbox.NetworkAllowlist, []sandbox.PolicyRule{rule(sandbox.RuleAllow, "*.x.com"), rule(sandbox.RuleAllow, "y.com")}, "canary.vivarium.invalid", "y.com", 443},
-		{sandbox.NetworkAllowlist, []sandbox.PolicyRule{rule(sandbox.RuleDeny, "y.com"), rule(sandbox.RuleAllow, "y.com")}, "y.com", "", 0},
-		{sandbox.NetworkAllowlist, []sandbox.PolicyRule{rule(sandbox.RuleAllow, "y.com", 8443)}, "canary.vivarium.invalid", "y.com", 8443},
+		{sandbox.NetworkNone, nil, "canary.vivarium.invalid", "", nil},
+		{sandbox.NetworkPublic, nil, "", "", nil},
+		{sandbox.NetworkPublic, []sandbox.PolicyRule{rule(sandbox.RuleDeny, "bad.com")}, "bad.com", "", nil},
+		{sandbox.NetworkAllowlist, []sandbox.PolicyRule{rule(sandbox.RuleAllow, "*.x.com"), rule(sandbox.RuleAllow, "y.com")}, "canary.vivarium.invalid", "y.com", []uint16{443, 80}},
+		{sandbox.NetworkAllowlist, []sandbox.PolicyRule{rule(sandbox.RuleDeny, "y.com"), rule(sandbox.RuleAllow, "y.com")}, "y.com", "", nil},
+		{sandbox.NetworkAllowlist, []sandbox.PolicyRule{rule(sandbox.RuleAllow, "y.com", 8443)}, "canary.vivarium.invalid", "y.com", []uint16{8443}},
 	} {
 		p, err := (&network.Network{}).Compile(sandbox.NetworkPolicy{Mode: c.mode, Rules: c.rules})
 		if err != nil {
@@ -63,8 +64,8 @@ func TestCanaryNames(t *testing.T) {
 		if got := deniedName(p); got != c.denied {
 			t.Errorf("%v: denied %q, want %q", c.rules, got, c.denied)
 		}
-		if name, port := allowedName(p); name != c.allowed || port != c.port {
-			t.Errorf("%v: allowed %q:%d, want %q:%d", c.rules, name, port, c.allowed, c.port)
+		if name, ports := allowedName(p); name != c.allowed || !slices.Equal(ports, c.ports) {
+			t.Errorf("%v: allowed %q %v, want %q %v", c.rules, name, ports, c.allowed, c.ports)
 		}
 	}
 }
