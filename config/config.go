@@ -35,6 +35,7 @@ type Config struct {
 	Spool        Spool     `yaml:"spool"`
 	Network      Network   `yaml:"network"`
 	Cache        Cache     `yaml:"cache"`
+	Tunnel       Tunnel    `yaml:"tunnel"`
 	Images       Images    `yaml:"images"`
 }
 
@@ -205,6 +206,7 @@ func Default() *Config {
 		Spool:   Spool{PerExec: 16 * mib, PerSandbox: 64 * mib},
 		Network: Network{Pool: 16, Floor: Floor{Mode: "public"}},
 		Cache:   Cache{DiskBudget: 10 << 30},
+		Tunnel:  Tunnel{Listen: "127.0.0.1:7879", Domain: "viv.localhost", TCPListen: "127.0.0.1", Ports: "20000-20999", MaxConnections: 256},
 		Images:  Images{DiskBudget: 50 * gib, MaxLayerBytes: 20 * gib, MaxEntries: 5_000_000},
 	}
 }

@@ -86,6 +86,7 @@ func (c *Config) validate(where places) error {
 	}
 	c.validateNetwork(bad, between)
 	c.validateCache(bad, size)
+	c.validateTunnel(bad, between, abs)
 
 	size("images.disk_budget", c.Images.DiskBudget, 100<<20, 1<<50)
 	size("images.max_layer_bytes", c.Images.MaxLayerBytes, 1<<20, 1<<50)

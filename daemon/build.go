@@ -164,8 +164,12 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 	if err != nil {
 		return nil, err
 	}
+	tunnels, err := newTunnels(cfg, st, log)
+	if err != nil {
+		return nil, err
+	}
 	eng, err = engine.Open(ctx, engine.Options{
-		Dir: cfg.DataDir, Store: st, Images: images, Network: nw, Secrets: vault, Furnish: furnish, Runtimes: []sandbox.Runtime{rt},
+		Dir: cfg.DataDir, Store: st, Images: images, Network: nw, Secrets: vault, Tunnels: tunnels, Furnish: furnish, Runtimes: []sandbox.Runtime{rt},
 		Defaults: sandbox.Spec{
 			Runtime: cfg.Defaults.Runtime, Network: sandbox.NetworkPolicy{Mode: sandbox.NetworkMode(cfg.Defaults.Network)}, Resources: defaults,
 			Timeout: time.Duration(cfg.Defaults.Timeout), IdleTimeout: time.Duration(cfg.Defaults.IdleTimeout),
@@ -189,11 +193,15 @@ func build(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *parts,
 	}
 	closers = append(closers, eng.Close)
 	running.Store(eng)
+	closers = append(closers, tunnels.Close) // before the engine, which they lead to
+	if err := tunnels.Start(ctx, eng); err != nil {
+		return nil, err
+	}
 	if err := assets.Prune(filepath.Join(cfg.DataDir, "bin"), programs, rt.NeedsSentry); err != nil {
 		log.Warn("remove programs of earlier versions", "err", err)
 	}
 	return &parts{
-		engine: eng, secrets: vault, images: images, imageInUse: eng.ImageInUse, tokens: st,
+		engine: eng, secrets: vault, tunnels: tunnels, images: images, imageInUse: eng.ImageInUse, tokens: st,
 		buildBase: func(ctx context.Context, tenant string, r native.BaseRequest, progress func(image.Progress)) (*image.Image, error) {
 			o := image.BaseOptions{Suite: r.Suite, Packages: r.Packages, Tag: r.Tag, Out: &packages{progress: progress}}
 			if r.BuildTools {

@@ -32,6 +32,7 @@ type parts struct {
 	imageInUse func(id string) bool
 	buildBase  native.BuildBase
 	secrets    native.Secrets
+	tunnels    native.Tunnels
 	tokens     server.TokenStore
 	// close stops what was built, in reverse order, and leaves sandboxes
 	// running. May be nil.
@@ -91,7 +92,7 @@ func run(ctx context.Context, cfg *config.Config, log *slog.Logger, build builde
 		return err
 	}
 	native.Register(srv, native.Backend{
-		Engine: p.engine, Images: p.images, Tokens: tokens, ImageInUse: p.imageInUse, Secrets: p.secrets, BuildBase: p.buildBase,
+		Engine: p.engine, Images: p.images, Tokens: tokens, ImageInUse: p.imageInUse, Secrets: p.secrets, Tunnels: p.tunnels, BuildBase: p.buildBase,
 	}, &server.Interceptor{Tokens: tokens, Log: log})
 	for _, a := range srv.Addrs() {
 		log.Info("listening", "network", a.Network(), "address", a.String())

@@ -76,18 +76,19 @@ type Manager struct {
 	op sync.Mutex // held while tunnels are opened and closed; before mu
 
 	mu     sync.RWMutex
-	byHost map[string]*live // guarded by mu
-	byID   map[string]*live // guarded by mu
-	front  *front           // nil while there is no need; guarded by mu
-	port   string           // of the listener, once there was one; guarded by mu
-	closed bool             // guarded by mu
+	byHost map[string]*live            // guarded by mu
+	byID   map[string]*live            // guarded by mu
+	byBox  map[string]map[string]*live // by sandbox and id; guarded by mu
+	front  *front                      // nil while there is no need; guarded by mu
+	port   string                      // of the listener, once there was one; guarded by mu
+	closed bool                        // guarded by mu
 }
 
 // New checks the options and reads the keys. Nothing listens yet.
 func New(opts Options) (*Manager, error) {
 	m := &Manager{
 		opts: opts, log: opts.Logger, headerTimeout: readHeaderTimeout, ready: make(chan struct{}),
-		byHost: map[string]*live{}, byID: map[string]*live{},
+		byHost: map[string]*live{}, byID: map[string]*live{}, byBox: map[string]map[string]*live{},
 	}
 	if m.log == nil {
 		m.log = slog.Default()
@@ -531,6 +532,10 @@ func (m *Manager) told(t sandbox.Tunnel) sandbox.Tunnel {
 func (m *Manager) add(l *live) {
 	m.mu.Lock()
 	m.byID[l.t.ID] = l
+	if m.byBox[l.t.SandboxID] == nil {
+		m.byBox[l.t.SandboxID] = map[string]*live{}
+	}
+	m.byBox[l.t.SandboxID][l.t.ID] = l
 	if l.host != "" {
 		m.byHost[l.host] = l
 	}
@@ -540,6 +545,11 @@ func (m *Manager) add(l *live) {
 func (m *Manager) remove(l *live) {
 	m.mu.Lock()
 	delete(m.byID, l.t.ID)
+	if box := m.byBox[l.t.SandboxID]; box != nil {
+		if delete(box, l.t.ID); len(box) == 0 {
+			delete(m.byBox, l.t.SandboxID)
+		}
+	}
 	if l.host != "" {
 		delete(m.byHost, l.host)
 	}
@@ -567,9 +577,13 @@ func (m *Manager) all() []*live { return m.of("", "") }
 func (m *Manager) of(tenant, sandboxID string) []*live {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
+	from := m.byID
+	if sandboxID != "" {
+		from = m.byBox[sandboxID]
+	}
 	var out []*live
-	for _, l := range m.byID {
-		if (tenant == "" || l.t.Tenant == tenant) && (sandboxID == "" || l.t.SandboxID == sandboxID) {
+	for _, l := range from {
+		if tenant == "" || l.t.Tenant == tenant {
 			out = append(out, l)
 		}
 	}

@@ -79,6 +79,9 @@ func specFrom(m *v1.SandboxSpec) (sandbox.Spec, error) {
 	if s.Network, err = policyFrom(m.Network); err != nil {
 		return s, err
 	}
+	if s.Tunnels, err = tunnelSpecsFrom(m.Tunnels); err != nil {
+		return s, err
+	}
 	switch m.Pull {
 	case "", sandbox.PullMissing, sandbox.PullAlways, sandbox.PullNever:
 	default:
@@ -185,6 +188,9 @@ func specTo(s sandbox.Spec) *v1.SandboxSpec {
 	}
 	if len(s.Capabilities.Add)+len(s.Capabilities.Drop) > 0 {
 		m.Capabilities = &v1.Capabilities{Add: s.Capabilities.Add, Drop: s.Capabilities.Drop}
+	}
+	for _, t := range s.Tunnels {
+		m.Tunnels = append(m.Tunnels, tunnelSpecTo(t))
 	}
 	if s.PTY != nil {
 		m.Pty, m.PtyRows, m.PtyCols = true, uint32(s.PTY.Rows), uint32(s.PTY.Cols)

@@ -64,6 +64,8 @@ type Backend struct {
 	ImageInUse func(id string) bool
 	// Secrets keeps values; nil where this node cannot.
 	Secrets Secrets
+	// Tunnels are the ways in; nil where this node has none.
+	Tunnels Tunnels
 	// BuildBase makes base images; nil where this node cannot.
 	BuildBase BuildBase
 }
@@ -72,12 +74,13 @@ type Backend struct {
 func Register(s *server.Server, b Backend, in *server.Interceptor) {
 	opts := server.HandlerOptions(in)
 	handle := func(path string, h http.Handler) { s.Handle(path, in.Authenticate(h)) }
-	handle(vivariumv1connect.NewSandboxServiceHandler(&sandboxes{eng: b.Engine}, opts...))
+	handle(vivariumv1connect.NewSandboxServiceHandler(&sandboxes{eng: b.Engine, tunnels: b.Tunnels}, opts...))
 	handle(vivariumv1connect.NewExecServiceHandler(&execs{eng: b.Engine}, opts...))
 	handle(vivariumv1connect.NewFileServiceHandler(&files{eng: b.Engine}, opts...))
 	handle(vivariumv1connect.NewPortServiceHandler(&ports{eng: b.Engine}, opts...))
 	handle(vivariumv1connect.NewNetworkServiceHandler(&networks{eng: b.Engine}, opts...))
 	handle(vivariumv1connect.NewSecretServiceHandler(&secrets{vault: b.Secrets}, opts...))
+	handle(vivariumv1connect.NewTunnelServiceHandler(&tunnels{eng: b.Engine, m: b.Tunnels}, opts...))
 	handle(vivariumv1connect.NewImageServiceHandler(&images{store: b.Images, inUse: b.ImageInUse, base: b.BuildBase}, opts...))
 	handle(vivariumv1connect.NewDaemonServiceHandler(&daemon{eng: b.Engine, tokens: b.Tokens}, opts...))
 	reflector := grpcreflect.NewStaticReflector(
@@ -85,6 +88,7 @@ func Register(s *server.Server, b Backend, in *server.Interceptor) {
 		vivariumv1connect.FileServiceName, vivariumv1connect.PortServiceName,
 		vivariumv1connect.ImageServiceName, vivariumv1connect.DaemonServiceName,
 		vivariumv1connect.NetworkServiceName, vivariumv1connect.SecretServiceName,
+		vivariumv1connect.TunnelServiceName,
 	)
 	handle(grpcreflect.NewHandlerV1(reflector, opts...))
 	s.Streams(

@@ -20,7 +20,10 @@ const (
 	maxList      = 10000
 )
 
-type sandboxes struct{ eng Engine }
+type sandboxes struct {
+	eng     Engine
+	tunnels Tunnels // nil: there are none
+}
 
 var _ vivariumv1connect.SandboxServiceHandler = (*sandboxes)(nil)
 
@@ -50,7 +53,7 @@ func (s *sandboxes) Create(ctx context.Context, req *connect.Request[v1.CreateSa
 			return nil, err
 		}
 	}
-	return answer(&v1.CreateSandboxResponse{Sandbox: sandboxTo(sb)}), nil
+	return answer(&v1.CreateSandboxResponse{Sandbox: s.told(sb)}), nil
 }
 
 func (s *sandboxes) Get(ctx context.Context, req *connect.Request[v1.GetSandboxRequest]) (*connect.Response[v1.GetSandboxResponse], error) {
@@ -61,7 +64,7 @@ func (s *sandboxes) Get(ctx context.Context, req *connect.Request[v1.GetSandboxR
 	if err != nil {
 		return nil, err
 	}
-	m := sandboxTo(sb)
+	m := s.told(sb)
 	if sb.Stage.Usable() {
 		// What it uses is extra: a sandbox that ends just now has none.
 		if u, err := s.eng.Usage(ctx, server.Tenant(ctx), sb.ID); err == nil {
@@ -111,7 +114,7 @@ func (s *sandboxes) List(ctx context.Context, req *connect.Request[v1.ListSandbo
 	}
 	res := &v1.ListSandboxesResponse{Sandboxes: make([]*v1.Sandbox, len(list))}
 	for i, sb := range list {
-		res.Sandboxes[i] = sandboxTo(sb)
+		res.Sandboxes[i] = s.told(sb)
 	}
 	return answer(res), nil
 }
@@ -137,7 +140,7 @@ func (s *sandboxes) Wait(ctx context.Context, req *connect.Request[v1.WaitSandbo
 	if err != nil {
 		return nil, err
 	}
-	return answer(&v1.WaitSandboxResponse{Sandbox: sandboxTo(sb)}), nil
+	return answer(&v1.WaitSandboxResponse{Sandbox: s.told(sb)}), nil
 }
 
 func (s *sandboxes) Stop(ctx context.Context, req *connect.Request[v1.StopSandboxRequest]) (*connect.Response[v1.StopSandboxResponse], error) {
@@ -158,7 +161,7 @@ func (s *sandboxes) Stop(ctx context.Context, req *connect.Request[v1.StopSandbo
 	if err != nil {
 		return nil, err
 	}
-	return answer(&v1.StopSandboxResponse{Sandbox: sandboxTo(sb)}), nil
+	return answer(&v1.StopSandboxResponse{Sandbox: s.told(sb)}), nil
 }
 
 func (s *sandboxes) Remove(ctx context.Context, req *connect.Request[v1.RemoveSandboxRequest]) (*connect.Response[v1.RemoveSandboxResponse], error) {
@@ -186,7 +189,7 @@ func (s *sandboxes) Extend(ctx context.Context, req *connect.Request[v1.ExtendSa
 	if err != nil {
 		return nil, err
 	}
-	return answer(&v1.ExtendSandboxResponse{Sandbox: sandboxTo(sb)}), nil
+	return answer(&v1.ExtendSandboxResponse{Sandbox: s.told(sb)}), nil
 }
 
 func (s *sandboxes) SetTags(ctx context.Context, req *connect.Request[v1.SetTagsRequest]) (*connect.Response[v1.SetTagsResponse], error) {
@@ -197,7 +200,7 @@ func (s *sandboxes) SetTags(ctx context.Context, req *connect.Request[v1.SetTags
 	if err != nil {
 		return nil, err
 	}
-	return answer(&v1.SetTagsResponse{Sandbox: sandboxTo(sb)}), nil
+	return answer(&v1.SetTagsResponse{Sandbox: s.told(sb)}), nil
 }
 
 func (s *sandboxes) Events(ctx context.Context, req *connect.Request[v1.WatchEventsRequest], stream *connect.ServerStream[v1.Event]) error {

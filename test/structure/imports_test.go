@@ -71,7 +71,7 @@ var rules = []rule{
 	{"cli", []string{"sandbox", "api/...", "client", "config", "bench", "doctor", "network/preset", "network/setup", "cli/tree"},
 		"verbs are clients; what serve runs in this process comes through Hooks"},
 	{"cli/tree", []string{"sandbox"}, "writes what a sandbox sends to this disk, and nothing else"},
-	{"daemon", []string{"sandbox", "assets", "cgroup", "config", "engine", "image", "network", "network/...", "packagecache", "runtime/...", "secret", "server/...", "store", "version"},
+	{"daemon", []string{"sandbox", "assets", "cgroup", "config", "engine", "image", "network", "network/...", "packagecache", "runtime/...", "secret", "server/...", "store", "tunnel", "version"},
 		"it puts the parts together; nothing but a main imports it"},
 	{"cmd/viv", []string{"cli", "daemon", "doctor", "version", "config"}, "a main"},
 	{"cmd/viv-guest", []string{"guest/agent"}, "a main"},

@@ -1648,7 +1648,7 @@ func (*RemoveSecretResponse) Descriptor() ([]byte, []int) {
 type TunnelSpec struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Port          uint32                 `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`   // inside
-	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`    // https (default): TLS, HTTP/1.1, HTTP/2, WebSocket; tcp: raw, on a port of the host
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`    // https (default): TLS, HTTP/1.1, HTTP/2, WebSocket; h2: the same to a program that speaks HTTP/2 without TLS, such as gRPC; tcp: raw, on a port of the host
 	Allow         []string               `protobuf:"bytes,3,rep,name=allow,proto3" json:"allow,omitempty"`  // networks of clients; empty: every client that reaches the listener
 	Token         bool                   `protobuf:"varint,4,opt,name=token,proto3" json:"token,omitempty"` // https: only with a connect token
 	unknownFields protoimpl.UnknownFields

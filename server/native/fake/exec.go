@@ -390,9 +390,9 @@ func echo() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer l.Close()
 	go func() {
 		c, err := l.Accept()
+		l.Close() // not before: what waits to be accepted would be reset
 		if err != nil {
 			return
 		}

@@ -62,7 +62,7 @@ func Serve(t testing.TB) *Node {
 	n.HTTP, n.Unix = "http://"+n.Addr, "unix://"+n.Socket
 	n.Tokens = server.NewTokens(n.Store)
 	n.Admin = n.Token(t, "default", true)
-	native.Register(srv, native.Backend{Engine: n.Engine, Images: n.Images, Tokens: n.Tokens, BuildBase: n.Images.BuildBase},
+	native.Register(srv, native.Backend{Engine: n.Engine, Images: n.Images, Tokens: n.Tokens, Tunnels: newTunnels(t, n.Engine, log), BuildBase: n.Images.BuildBase},
 		&server.Interceptor{Tokens: n.Tokens, Log: log})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
