@@ -114,7 +114,7 @@ func New(s Streams, h Hooks) *cobra.Command {
 	root.AddCommand(
 		a.serveCmd(), a.runCmd(), a.createCmd(), a.execCmd(), a.psCmd(), a.inspectCmd(), a.logsCmd(), a.cpCmd(),
 		a.stopCmd(), a.rmCmd(), a.extendCmd(), a.eventsCmd(), a.waitCmd(), a.imagesCmd(), a.pullCmd(), a.loadCmd(),
-		a.imageCmd(), a.networkCmd(), a.secretCmd(), a.doctorCmd(), a.benchCmd(), a.tokenCmd(), a.versionCmd(), a.completionCmd(),
+		a.imageCmd(), a.networkCmd(), a.secretCmd(), a.tunnelCmd(), a.portForwardCmd(), a.doctorCmd(), a.benchCmd(), a.tokenCmd(), a.versionCmd(), a.completionCmd(),
 	)
 	return root
 }

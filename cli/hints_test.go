@@ -16,8 +16,8 @@ var (
 	hintLine = regexp.MustCompile(`WithHint\(|Hint:|Fix:|[Ff]ix\(`)
 	// a command as it stands in a hint, and in the documents at the begin of a
 	// line or of a piece of code
-	inHint = regexp.MustCompile(`\bviv ([a-z]+)((?: [a-z-]+| --?[a-z-]+)*)`)
-	inDoc  = regexp.MustCompile("(?m)(?:^(?:# |sudo |\\s+)?|`(?:sudo )?|\\| |xargs -r )viv ([a-z]+)((?: [a-z-]+| --?[a-z-]+)*)")
+	inHint = regexp.MustCompile(`\bviv ([a-z]+(?:-[a-z]+)*)((?: [a-z-]+| --?[a-z-]+)*)`)
+	inDoc  = regexp.MustCompile("(?m)(?:^(?:# |sudo |\\s+)?|`(?:sudo )?|\\| |xargs -r )viv ([a-z]+(?:-[a-z]+)*)((?: [a-z-]+| --?[a-z-]+)*)")
 )
 
 // What hints and documents tell a reader to type exists: the verb, that below
@@ -43,7 +43,7 @@ func TestCommandsThatAreNamed(t *testing.T) {
 				}
 				continue
 			}
-			if i == 0 && cmd.HasSubCommands() && !strings.HasPrefix(word, "-") {
+			if i == 0 && cmd.HasAvailableSubCommands() && !strings.HasPrefix(word, "-") {
 				sub, _, err := cmd.Find([]string{word})
 				if err != nil || sub == cmd {
 					t.Errorf("%s: there is no `%s %s`", where, cmd.CommandPath(), word)

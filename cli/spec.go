@@ -21,6 +21,7 @@ type specFlags struct {
 	name, hostname, runtime, pull       string
 	entrypoint, workdir, user           string
 	tags, env, capAdd, capDrop, secrets []string
+	tunnels                             []string
 	cpus, cpuRequest                    string
 	memory, memoryRequest, disk         string
 	pids                                int64
@@ -57,6 +58,7 @@ func addSpecFlags(cmd *cobra.Command) *specFlags {
 	fs.DurationVar(&f.probeInterval, "probe-interval", 0, "between two tries (default 100ms)")
 	fs.DurationVar(&f.probeTimeout, "probe-timeout", 0, "of one try (default 5s)")
 	fs.StringArrayVar(&f.secrets, "secret", nil, "name of a secret (viv secret set) for its hosts; may be repeated")
+	fs.StringArrayVar(&f.tunnels, "tunnel", nil, "PORT[/https|/h2|/tcp] to open a way in to, for everybody who reaches it; may be repeated")
 	f.policy = addPolicyFlags(fs)
 	fs.BoolVar(&f.prove, "prove", false, "have the network policy tried from inside first; where it is not enforced the sandbox fails")
 	return f
@@ -86,6 +88,13 @@ func (f *specFlags) spec(a *app, args []string) (*v1.SandboxSpec, error) {
 		return nil, err
 	}
 	s.Secrets = f.secrets
+	for _, t := range f.tunnels {
+		spec, err := tunnelSpec(t)
+		if err != nil {
+			return nil, err
+		}
+		s.Tunnels = append(s.Tunnels, spec)
+	}
 	if len(f.capAdd)+len(f.capDrop) > 0 {
 		s.Capabilities = &v1.Capabilities{Add: capabilities(f.capAdd), Drop: capabilities(f.capDrop)}
 	}
