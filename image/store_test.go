@@ -269,7 +269,15 @@ func TestDiskFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
+		// a conversion that failed does not wait for the read that goes ahead of it,
+		// which has its file open until it returns
+		var err error
+		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+			if err = unix.Unmount(dir, 0); err != unix.EBUSY {
+				break
+			}
+		}
+		if err != nil {
 			t.Error(err)
 		}
 	})
