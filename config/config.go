@@ -127,6 +127,11 @@ type Network struct {
 	Presets   map[string][]string `yaml:"presets"`   // rules without "allow", by name
 	Upstreams map[string]string   `yaml:"upstreams"` // URLs of proxies, by name
 	Sources   []string            `yaml:"sources"`   // addresses of the host
+	// Limits of each sandbox; a policy may ask for less.
+	Bandwidth Size `yaml:"bandwidth"` // bytes a second, each way
+	ConnRate  int  `yaml:"conn_rate"` // new flows a second
+	MaxConns  int  `yaml:"max_conns"` // flows at a time; 0 is by the host
+	DNSRate   int  `yaml:"dns_rate"`  // queries a second
 }
 
 // Floor is the operator's policy.
@@ -204,7 +209,7 @@ func Default() *Config {
 			Ready: Duration(2 * time.Minute), Stop: Duration(30 * time.Second),
 		},
 		Spool:   Spool{PerExec: 16 * mib, PerSandbox: 64 * mib},
-		Network: Network{Pool: 16, Floor: Floor{Mode: "public"}},
+		Network: Network{Pool: 16, Floor: Floor{Mode: "public"}, Bandwidth: 1 << 30, ConnRate: 500, DNSRate: 200},
 		Cache:   Cache{DiskBudget: 10 << 30},
 		Tunnel:  Tunnel{Listen: "127.0.0.1:7879", Domain: "viv.localhost", TCPListen: "127.0.0.1", Ports: "20000-20999", MaxConnections: 256},
 		Images:  Images{DiskBudget: 50 * gib, MaxLayerBytes: 20 * gib, MaxEntries: 5_000_000},

@@ -186,6 +186,12 @@ func (c *Config) validateNetwork(bad func(string, string, ...any), between func(
 		}
 	}
 	between("network.pool", c.Network.Pool, 0, 1024)
+	between("network.conn_rate", c.Network.ConnRate, 1, 1_000_000)
+	between("network.max_conns", c.Network.MaxConns, 0, 1_000_000)
+	between("network.dns_rate", c.Network.DNSRate, 1, 1_000_000)
+	if b := c.Network.Bandwidth; b < 64<<10 || b > 1<<33 {
+		bad("network.bandwidth", "must be between 64KiB and 8GiB")
+	}
 	for i, r := range c.Network.Resolvers {
 		if _, err := netip.ParseAddr(r); err != nil {
 			if _, err := netip.ParseAddrPort(r); err != nil {

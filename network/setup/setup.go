@@ -37,6 +37,8 @@ func Options(cfg *config.Config) (network.Options, error) {
 	if o.Node, err = cfg.Network.Node(); err != nil {
 		return o, err
 	}
+	o.BytesPerSecond, o.ConnsPerSecond = int64(cfg.Network.Bandwidth), int64(cfg.Network.ConnRate)
+	o.MaxConns, o.DNSRate = uint32(cfg.Network.MaxConns), cfg.Network.DNSRate
 	for name, text := range cfg.Network.Upstreams {
 		u, err := url.Parse(text)
 		if err != nil { // which would show the password

@@ -26,6 +26,7 @@ func TestOptions(t *testing.T) {
 	want := network.Options{Dir: "/data/viv", Instance: setup.Instance("/data/viv"), Pool: 3, Subnet: netip.MustParsePrefix("10.200.0.0/18")}
 	want.Grants = []policy.Grant{{Prefix: netip.MustParsePrefix("192.0.2.7/32"), Ports: []uint16{80, 443}}, {Prefix: netip.MustParsePrefix("198.51.100.0/24")}}
 	want.Deny = []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}
+	want.BytesPerSecond, want.ConnsPerSecond, want.DNSRate = 1<<30, 500, 200
 	want.Node.Presets = got.Node.Presets // package config tests those
 	want.Node.Upstreams, want.Proxies = []string{"corp"}, map[string]*url.URL{"corp": {Scheme: "socks5", Host: "192.0.2.9:1080"}}
 	want.Upstream = []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53"), netip.MustParseAddrPort("[2001:db8::1]:5353")}
