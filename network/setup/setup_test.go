@@ -20,6 +20,7 @@ func TestOptions(t *testing.T) {
 	cfg.Network.Subnet = "10.200.0.0/18"
 	cfg.Network.Grants = []config.Grant{{Prefix: "192.0.2.7", Ports: []int{80, 443}}, {Prefix: "198.51.100.0/24"}}
 	cfg.Network.Deny = []string{"203.0.113.0/24"}
+	cfg.Network.Bandwidth, cfg.Network.ConnRate, cfg.Network.DNSRate = 1<<30, 500, 200
 	cfg.Network.Resolvers = []string{"192.0.2.53", "[2001:db8::1]:5353"}
 	cfg.Network.Upstreams = map[string]string{"corp": "socks5://192.0.2.9:1080"}
 	got, err := setup.Options(cfg)
