@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http/cookiejar"
 	"net/netip"
+	"os"
 	"syscall"
 	"testing"
 
@@ -147,18 +148,19 @@ func TestC16TCP(t *testing.T) {
 // given again.
 func TestPortsRunOut(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, func(o *Options) { o.Ports = Ports{22101, 22102} })
+	first := uint16(22000 + os.Getpid()%400*2) // others may run this test, too
+	l := newLab(t, func(o *Options) { o.Ports = Ports{first, first + 1} })
 	spec := sandbox.TunnelSpec{Port: 1, Kind: sandbox.TunnelTCP}
-	first := l.tunnel("sb-1", spec)
+	one := l.tunnel("sb-1", spec)
 	l.tunnel("sb-2", spec)
 	if _, err := l.m.Open(t.Context(), "a", "sb-1", spec); !errors.Is(err, sandbox.Exhausted) {
 		t.Errorf("no port is left: %v", err)
 	}
-	if err := l.m.CloseTunnel(t.Context(), "a", first.ID); err != nil {
+	if err := l.m.CloseTunnel(t.Context(), "a", one.ID); err != nil {
 		t.Fatal(err)
 	}
-	if again := l.tunnel("sb-1", spec); again.Address != first.Address {
-		t.Errorf("%s, want %s", again.Address, first.Address)
+	if again := l.tunnel("sb-1", spec); again.Address != one.Address {
+		t.Errorf("%s, want %s", again.Address, one.Address)
 	}
 	// nothing listens inside: cut
 	if !l.cutOff(l.m.List("a", "sb-2")[0]) {

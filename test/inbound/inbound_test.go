@@ -257,6 +257,7 @@ func TestInbound(t *testing.T) {
 
 	t.Run("activity", func(t *testing.T) { activity(t, env{d, t}) })
 	t.Run("taken", func(t *testing.T) { taken(t, env{d, t}, front) })
+	t.Run("half made", func(t *testing.T) { halfMade(t, env{d, t}, front) })
 }
 
 // connect makes a token for port 8080.
@@ -351,6 +352,28 @@ func taken(t *testing.T, e env, front string) {
 	if !errors.Is(err, sandbox.Conflict) || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("%v", err)
 	}
+}
+
+// halfMade: the daemon dies when the tunnel is open and the main command was not
+// yet started. The sandbox ends at the next start, and the tunnel with it.
+func halfMade(t *testing.T, e env, front string) {
+	e.Stop()
+	e.Run("VIV_FAILPOINT=create.main")
+	sb, err := e.Client.Create(t.Context(), &v1.SandboxSpec{Image: fixture.Image, Command: []string{"sleep", "60"}, Tunnels: []*v1.TunnelSpec{{Port: 80}}}, client.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !e.WaitKilled(patience) {
+		t.Fatal("the daemon lives on")
+	}
+	e.Run()
+	if now, err := e.Client.Wait(t.Context(), sb.Id, "ended", patience); err != nil || now.Death.GetReason() != "failed" || len(now.Tunnels) != 0 {
+		t.Errorf("%v, %v", now, err)
+	}
+	if l, err := e.Client.ListTunnels(t.Context(), ""); err != nil || len(l) != 0 {
+		t.Errorf("left: %v, %v", l, err)
+	}
+	eventually(t, "nothing listens", func() bool { return !listens(front) })
 }
 
 var createAndWait = client.CreateOptions{Wait: true}
