@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -456,10 +457,15 @@ func TestRecoveryWithoutDaemon(t *testing.T) {
 	}
 	dir := t.TempDir()
 	viv := filepath.Join(dir, "viv")
-	if err := os.WriteFile(viv, []byte("#!/bin/sh\necho it is broken >&2\nexit 3\n"), 0o755); err != nil {
+	// A process that another test forks meanwhile would have the file open for
+	// writing until it executes its program, and the file could not be executed.
+	syscall.ForkLock.RLock()
+	err := os.WriteFile(viv, []byte("#!/bin/sh\necho it is broken >&2\nexit 3\n"), 0o755)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
 		t.Fatal(err)
 	}
-	_, err := Recovery(t.Context(), RecoveryOptions{Viv: viv, DataDir: dir, Listen: "127.0.0.1:1", N: 1})
+	_, err = Recovery(t.Context(), RecoveryOptions{Viv: viv, DataDir: dir, Listen: "127.0.0.1:1", N: 1})
 	if !errors.Is(err, sandbox.Unavailable) || !strings.Contains(err.Error(), "it is broken") {
 		t.Error(err)
 	}
