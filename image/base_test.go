@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"vivarium/sandbox"
@@ -41,11 +42,20 @@ func host(t *testing.T, files map[string]string) string {
 		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(p, []byte(data), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		program(t, p, data)
 	}
 	return root
+}
+
+// program writes a file that can be executed at once: a process that another test
+// forks meanwhile does not have it open for writing (ETXTBSY).
+func program(t *testing.T, path, data string) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := os.WriteFile(path, []byte(data), 0o755); err != nil {
+		t.Fatal(err)
+	}
 }
 
 const osRelease = "PRETTY_NAME=\"Debian\"\nID=debian\nVERSION_CODENAME=bookworm\n"
@@ -154,9 +164,7 @@ tar -C r --one-file-system -c .
 	short, cancel := context.WithCancel(ctx)
 	hung := &notify{ch: make(chan struct{})}
 	go func() { <-hung.ch; cancel() }()
-	if err := os.WriteFile(etc+"/bin/hang", []byte("#!/bin/sh\necho here >&2\nsleep 1000 & sleep 1000\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	program(t, etc+"/bin/hang", "#!/bin/sh\necho here >&2\nsleep 1000 & sleep 1000\n")
 	_, err = s.BuildBase(short, "t", BaseOptions{Etc: etc, Tool: etc + "/bin/hang", Out: hung})
 	wantKind(t, err, sandbox.Unavailable)
 	wantClean(t, s)
