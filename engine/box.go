@@ -22,7 +22,7 @@ type box struct {
 	gone    chan struct{} // closed when it has ended and nothing is left
 	quit    chan struct{} // closed when the engine lets go of it
 
-	policyMu sync.Mutex // held by whoever changes or proves the policy; before mu
+	policyMu sync.Mutex // held by whoever changes the policy; before mu
 	flows    flowLog
 	secrets  *secret.Binding // nil: none; guarded by mu
 
@@ -42,7 +42,8 @@ type box struct {
 	active    int      // what counts as activity now; guarded by mu
 	idle      *time.Timer
 	deadline  *time.Timer
-	unasked   bool // found again, and the guest not yet asked which execs it has; guarded by mu
+	policySeq uint64 // odd while the policy is being changed, another after each change; guarded by mu
+	unasked   bool   // found again, and the guest not yet asked which execs it has; guarded by mu
 }
 
 // ending is why and how a box ends.

@@ -84,7 +84,9 @@ func (b *box) finish(why *ending) {
 		}
 	}
 	b.closeTunnels()
+	b.policyMu.Lock() // a change that is under way would write them down again
 	b.unbind()
+	b.policyMu.Unlock()
 	death.Ended = time.Now()
 	b.endExecs(&death)
 	b.mu.Lock()

@@ -288,29 +288,38 @@ func (b *box) start() error {
 				return err
 			}
 		}
-		if err := b.setXattrs(ctx, img); err != nil {
-			return err
-		}
-		if err := b.furnish(ctx); err != nil {
-			return err
-		}
-		return b.trust(ctx)
+		return b.outfit(ctx, img)
 	}); err != nil {
 		return err
 	}
 	if spec.Prove {
-		if err := b.stage(sandbox.StageGuest, d.Guest, func(ctx context.Context) error {
-			pr, err := b.prove(ctx)
-			if err == nil && pr.Result != sandbox.ProofEnforced {
-				err = sandbox.Denied.Errorf("the network policy is not enforced: %s", failedChecks(pr)).
-					WithHint("viv events shows what the canary saw; viv doctor looks at the host")
-			}
-			return err
-		}); err != nil {
+		if err := b.stage(sandbox.StageGuest, d.Guest, b.proven); err != nil {
 			return err
 		}
 	}
 	return b.begun(mainCommand(spec, img.Config.Entrypoint, img.Config.Cmd))
+}
+
+// outfit puts into a machine that was started what its image's file system does
+// not bring. Doing it again does no harm.
+func (b *box) outfit(ctx context.Context, img *image.Image) error {
+	if err := b.setXattrs(ctx, img); err != nil {
+		return err
+	}
+	if err := b.furnish(ctx); err != nil {
+		return err
+	}
+	return b.trust(ctx)
+}
+
+// proven fails unless the policy is enforced.
+func (b *box) proven(ctx context.Context) error {
+	pr, err := b.prove(ctx)
+	if err == nil && pr.Result != sandbox.ProofEnforced {
+		err = sandbox.Denied.Errorf("the network policy is not enforced: %s", failedChecks(pr)).
+			WithHint("viv events shows what the canary saw; viv doctor looks at the host")
+	}
+	return err
 }
 
 // startSpec is what the box's machine is started with.

@@ -57,13 +57,16 @@ func (e *Engine) Presets() []Preset {
 // policy holds for every packet, and flows that it does not allow are being cut,
 // which takes less than a second. Secrets that the sandbox was made with go on
 // being put into the requests to their hosts.
-func (e *Engine) SetNetwork(ctx context.Context, tenant, ref string, p sandbox.NetworkPolicy) (sandbox.AppliedPolicy, error) {
+func (e *Engine) SetNetwork(ctx context.Context, tenant, ref string, p sandbox.NetworkPolicy) (a sandbox.AppliedPolicy, err error) {
 	b, err := e.usable(ctx, tenant, ref)
 	if err != nil {
 		return sandbox.AppliedPolicy{}, err
 	}
 	b.policyMu.Lock()
 	defer b.policyMu.Unlock()
+	if b.isEnding() { // its secrets may be forgotten already
+		return sandbox.AppliedPolicy{}, b.endedError()
+	}
 	sb := b.record()
 	if p.Mode == "" {
 		p.Mode = sb.Spec.Network.Mode
@@ -71,9 +74,11 @@ func (e *Engine) SetNetwork(ctx context.Context, tenant, ref string, p sandbox.N
 	b.mu.Lock()
 	bound := b.secrets
 	b.mu.Unlock()
-	if p.Headers == nil {
-		p.Headers = sb.Spec.Network.Headers
-	} else if bound == nil {
+	switch {
+	case p.Headers == nil && p.Mode == sandbox.NetworkNone: // there are no requests; the next policy finds them again
+	case p.Headers == nil && bound != nil:
+		p.Headers = bound.Headers()
+	case p.Headers != nil && bound == nil:
 		return sandbox.AppliedPolicy{}, sandbox.Unsupported.Errorf("this sandbox was created without secrets and header rules, so the proxy reads none of its requests").
 			WithHint("create one with --header or --secret: which hosts the proxy may read is settled then")
 	}
@@ -82,19 +87,35 @@ func (e *Engine) SetNetwork(ctx context.Context, tenant, ref string, p sandbox.N
 	if err != nil {
 		return sandbox.AppliedPolicy{}, err
 	}
-	if bound != nil && !reflect.DeepEqual(c.Headers, sb.Spec.Network.Headers) {
-		if err := e.opts.Secrets.SetHeaders(ctx, bound, c.Headers); err != nil {
-			return sandbox.AppliedPolicy{}, err
+	if bound != nil && p.Mode != sandbox.NetworkNone {
+		if before := bound.Headers(); !reflect.DeepEqual(c.Headers, before) {
+			if err := e.opts.Secrets.SetHeaders(ctx, bound, c.Headers); err != nil {
+				return sandbox.AppliedPolicy{}, err
+			}
+			defer func() {
+				if err != nil { // the old policy holds, with its rules
+					err = errors.Join(err, e.opts.Secrets.SetHeaders(context.WithoutCancel(ctx), bound, before))
+				}
+			}()
 		}
 	}
-	a, err := e.opts.Network.SetPolicy(ctx, sb.Slot, c.NetworkPolicy)
+	b.mu.Lock()
+	b.policySeq++
+	b.mu.Unlock()
+	a, err = e.opts.Network.SetPolicy(ctx, sb.Slot, c.NetworkPolicy)
+	b.mu.Lock()
+	b.policySeq++
+	if err == nil {
+		b.rec.Spec.Network, b.rec.NetworkHash, b.rec.Proof = a.Policy, a.Hash, nil
+		b.notify()
+	}
+	b.mu.Unlock()
 	if err != nil {
+		if b.isEnding() {
+			err = b.endedError()
+		}
 		return a, err
 	}
-	b.mu.Lock()
-	b.rec.Spec.Network, b.rec.NetworkHash, b.rec.Proof = a.Policy, a.Hash, nil
-	b.notify()
-	b.mu.Unlock()
 	if err := b.persist().Wait(); err != nil {
 		return a, err
 	}
@@ -208,10 +229,16 @@ func (e *Engine) ProveNetwork(ctx context.Context, tenant, ref string) (sandbox.
 }
 
 func (b *box) prove(ctx context.Context) (sandbox.Proof, error) {
-	b.policyMu.Lock() // the policy that is proven is not to change meanwhile
-	defer b.policyMu.Unlock()
+	// A change is not kept waiting by a proof, which may take long: what is inside
+	// and what it tries are in somebody else's hands.
 	e := b.e
-	sb := b.record()
+	b.mu.Lock()
+	sb, seq := b.rec, b.policySeq
+	b.mu.Unlock()
+	changed := sandbox.Conflict.Errorf("the policy was changed while it was being proven").WithHint("prove it again")
+	if seq%2 != 0 {
+		return sandbox.Proof{}, changed
+	}
 	c, err := b.guest(ctx)
 	if err != nil {
 		return sandbox.Proof{}, err
@@ -280,7 +307,14 @@ func (b *box) prove(ctx context.Context) (sandbox.Proof, error) {
 		}
 		add(k)
 	}
+	if b.isEnding() { // a sandbox that goes down proves nothing
+		return sandbox.Proof{}, b.endedError()
+	}
 	b.mu.Lock()
+	if b.policySeq != seq {
+		b.mu.Unlock()
+		return sandbox.Proof{}, changed
+	}
 	b.rec.Proof = &pr
 	b.mu.Unlock()
 	b.persist()

@@ -436,16 +436,33 @@ func (b *box) reattach() {
 }
 
 // setUpAgain tells the guest of a box that was still being made which sandbox it
-// is in: whether it was told before the daemon died is not known.
+// is in, puts into it what it is to have, and has its policy proven where that was
+// asked for: how far the earlier daemon came is not known.
 func (b *box) setUpAgain(ctx context.Context) error {
 	b.mu.Lock()
-	stage := b.rec.Stage
+	sb := b.rec
 	w, ok := b.machine.(sandbox.Warm)
 	b.mu.Unlock()
-	if stage != sandbox.StageGuest || !ok {
+	if sb.Stage != sandbox.StageGuest {
 		return nil
 	}
-	return b.setUp(ctx, w, b.startSpec(""))
+	if ok {
+		if err := b.setUp(ctx, w, b.startSpec("")); err != nil {
+			return err
+		}
+	}
+	img, release, err := b.e.opts.Images.Use(ctx, b.tenant, sb.ImageID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := b.outfit(ctx, img); err != nil {
+		return err
+	}
+	if sb.Spec.Prove && sb.Proof == nil {
+		return b.proven(ctx)
+	}
+	return nil
 }
 
 // finishCreation brings a box whose main command runs to stage running.

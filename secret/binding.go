@@ -497,6 +497,13 @@ func (b *Binding) Environment() Environment {
 // None: there is nothing to put inside, and no Injector to set.
 func (b *Binding) Hosts() []string { return slices.Clone(b.saved.Hosts) }
 
+// Headers are the header rules as they now are.
+func (b *Binding) Headers() []sandbox.HeaderRule {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.saved.Headers)
+}
+
 // CA is the certificate of the sandbox's CA in PEM, nil if there are no hosts.
 func (b *Binding) CA() []byte {
 	if b.ca == nil {
