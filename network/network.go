@@ -58,7 +58,8 @@ type Network struct {
 	ctx       context.Context
 	cancel    context.CancelFunc
 	wake      chan struct{}
-	alarm     chan struct{} // rules were found missing
+	alarm     chan struct{} // rules were found missing or altered
+	altered   atomic.Bool   // the router's, when they were last read back
 	tended    chan struct{}
 	watched   chan struct{}
 	wakeFlows chan string        // slots whose counters somebody wants now
@@ -340,6 +341,10 @@ func (n *Network) refresh() error {
 	if !hostOK || !routerOK {
 		n.log.Error("rules were removed by somebody else; putting them back", "host", !hostOK, "router", !routerOK)
 	}
+	if n.altered.Swap(false) && routerOK {
+		n.log.Error("the router's rules were altered by somebody else; replacing them")
+		routerOK = false
+	}
 	n.mu.Lock()
 	hostSame := slices.Equal(f.egress, n.facts.egress) && slices.Equal(lent, n.lent)
 	addrsSame := slices.Equal(f.addrs, n.facts.addrs)
@@ -358,6 +363,7 @@ func (n *Network) refresh() error {
 		n.mu.Unlock()
 		n.rules.Unlock()
 		if err != nil {
+			n.altered.Store(true)
 			return fmt.Errorf("install router table: %w", err)
 		}
 	} else if !addrsSame {

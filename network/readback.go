@@ -23,8 +23,9 @@ func (n *Network) Slot(id string) (*Slot, error) {
 }
 
 // ReadBack asks the kernel what is in force for a slot, and returns it if it is
-// what was applied. Errors: NotFound, Conflict (a change of the slot does not
-// end), Internal (the kernel has something else, or does not tell).
+// what was applied. If it is not, the rules are replaced soon after. Errors:
+// NotFound, Conflict (a change of the slot does not end), Internal (the kernel has
+// something else, or does not tell).
 func (n *Network) ReadBack(ctx context.Context, id string) (sandbox.AppliedPolicy, error) {
 	if err := n.enter(); err != nil {
 		return sandbox.AppliedPolicy{}, err
@@ -36,6 +37,8 @@ func (n *Network) ReadBack(ctx context.Context, id string) (sandbox.AppliedPolic
 	}
 	defer n.letGo(s)
 	if err := n.verifySlot(s); err != nil {
+		n.altered.Store(true)
+		n.raise()
 		return sandbox.AppliedPolicy{}, sandbox.Internal.Errorf("read policy of slot %s: %w", id, err)
 	}
 	return applied(s.policy), nil
