@@ -35,8 +35,8 @@ func TestC(t *testing.T) {
 			{"A16Sockets", a16}, {"A17DNSFlood", a17}, {"C08RawPackets", c08Raw}, // the longest first
 			{"C01Default", c01}, {"C01Redirect", c01Redirect}, {"C02IPv6", c02}, {"C03Spellings", c03}, {"C04Rebinding", c04}, {"C05NotFromAnAnswer", c05},
 			{"C06Names", c06}, {"C06Fronting", c06Fronting}, {"C06ECH", c06ECH}, {"C07Relay", c07}, {"C08Direct", c08}, {"C09Tunnel", c09}, {"C10OtherResolvers", c10},
-			{"C11Wildcards", c11}, {"C12Precedence", c12}, {"C13Redirect", c13}, {"C14Neighbours", c14}, {"C15Host", c15}, {"C16Inbound", c16},
-			{"C17OpenFlows", c17}, {"C18Proof", c18Proof}, {"C19Secrets", c19}, {"C20Log", c20}, {"F09Environment", f09}, {"FetchForTenants", fetching},
+			{"C11Wildcards", c11}, {"C12Precedence", c12}, {"C13Redirect", c13}, {"C14Neighbours", c14}, {"C15Host", c15}, {"C16Inbound", c16}, {"C16Tunnels", c16Tunnels},
+			{"C17OpenFlows", c17}, {"C18Proof", c18Proof}, {"C19Secrets", c19}, {"C19Tools", c19Tools}, {"C20Log", c20}, {"F09Environment", f09}, {"FetchForTenants", fetching},
 		} {
 			l.attack(t, c.name, func(t *testing.T) { c.fn(t, w, l) })
 		}
@@ -389,8 +389,9 @@ func c16(t *testing.T, w *world, l *lab) {
 		t.Error("the API does not reach the port")
 	}
 	c.Close()
-	if n := strings.Count(b.output(x), "CAME"); n != 1 {
-		t.Errorf("%d arrivals, want that of the API alone: %s", n, b.output(x))
+	b.says(x, "CAME")
+	if out := b.output(x); strings.Count(out, "CAME") != 1 || !strings.Contains(out, "127.0.0.1:") {
+		t.Errorf("want the arrival of the API alone: %s", out)
 	}
 	if c, err := l.NewTenant("c16").Dial(within(t), b.id, 8000); !errors.Is(err, sandbox.NotFound) {
 		if c != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -109,6 +110,7 @@ func TestC18(t *testing.T) {
 	l := w.start(t)
 	t.Run("C18Killed", func(t *testing.T) { c18Killed(t, w, l) })
 	t.Run("C18RulesTaken", func(t *testing.T) { c18Taken(t, w, l) })
+	t.Run("C18RulesAltered", func(t *testing.T) { c18Altered(t, w, l) })
 	t.Run("C18CannotInstall", func(t *testing.T) { c18Install(t, w, l) })
 	t.Run("C18Failpoint", func(t *testing.T) { c18Failpoint(t, w, l) })
 	w.judge(t)
@@ -252,6 +254,38 @@ func c18Taken(t *testing.T, w *world, l *lab) {
 				t.Errorf("arrived while the rules were gone (all tables: %v): %v", all, h)
 			}
 		}
+	}
+}
+
+// C18: somebody adds a rule that lets everything pass, to each chain in turn. A
+// proof that reads only what was meant would not see it.
+func c18Altered(t *testing.T, w *world, l *lab) {
+	b := l.under(t, policyOf(sandbox.NetworkAllowlist, "allow allowed.example"))
+	c := nft(t, l.router(t))
+	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	ok(t, err)
+	altered := 0
+	for _, chain := range chains {
+		if chain.Table.Name != rulesTable || chain.Name != "forward" && (chain.Hooknum != nil || chain.Name[0] != 'p') {
+			continue
+		}
+		c.InsertRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
+		if err := c.Flush(); err != nil {
+			t.Logf("alter %s: %v", chain.Name, err)
+			continue
+		}
+		altered++
+		if pr, err := l.Client.ProveNetwork(within(t), b.id); err != nil || pr.Result != "failed" {
+			t.Errorf("with a rule that accepts in %s: %v, %v", chain.Name, pr, err)
+		}
+		b.closed("c18-altered", "tcp 10.0.0.2:80", "tcp 169.254.169.254:80", "tcp 5.5.5.2:9000")
+		eventually(t, "the rules are as they were", func() bool {
+			pr, err := l.Client.ProveNetwork(within(t), b.id)
+			return err == nil && pr.Result == "enforced"
+		})
+	}
+	if altered == 0 {
+		t.Errorf("no chain to alter among %d", len(chains))
 	}
 }
 

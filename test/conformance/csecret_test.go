@@ -145,6 +145,10 @@ func c19(t *testing.T, w *world, l *lab) {
 		hidden(t, "the log of flows", []byte(r.String()), value)
 		return nil
 	}))
+	ok(t, l.Client.Events(within(t), &v1.WatchEventsRequest{After: -1}, func(e *v1.Event) error {
+		hidden(t, "an event", []byte(e.String()), value)
+		return nil
+	}))
 	hidden(t, "the daemon's log", l.logOf(t), value)
 	l.nowhere(t, value)
 	// nor does the memory of the sandbox have it, which is what a core or a snapshot
@@ -166,6 +170,52 @@ func c19(t *testing.T, w *world, l *lab) {
 	b.sh(`attack web -to secret.example:443 -sni secret.example -path "/echo?c19z" -header "Authorization: Bearer $TOKEN"`)
 	for _, h := range w.site.got("c19z") {
 		hidden(t, "a request after the secret was removed", fmt.Append(nil, h.header), value)
+	}
+}
+
+// toolsRootfs names a tar of a root file system with git, curl and python3.
+const toolsRootfs = "VIV_TEST_ROOTFS"
+
+// C19: with real tools inside, and git's Basic authentication. What they send is in
+// the tests of package secret; this is the whole way.
+func c19Tools(t *testing.T, w *world, l *lab) {
+	path := os.Getenv(toolsRootfs)
+	if path == "" {
+		t.Skip(toolsRootfs + " names no root file system with git, curl and python3")
+	}
+	f, err := os.Open(path)
+	ok(t, err)
+	defer f.Close()
+	const value = "c19-tools-value-0123456789"
+	_, err = l.Client.LoadImage(within(t), &v1.LoadImageRequest{Tag: "tools:test", Format: "rootfs", Config: &v1.ImageConfig{Cmd: []string{"sh"}, Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin"}}}, f)
+	ok(t, err)
+	_, err = l.Client.SetSecret(within(t), &v1.Secret{Name: "TOOLS", Hosts: []string{"git.example"}}, []byte(value))
+	ok(t, err)
+	b := l.box(t, func(s *v1.SandboxSpec) {
+		s.Image, s.Secrets = "tools:test", []string{"TOOLS"}
+		s.Resources.MemoryLimit = 1 << 30
+		s.Network = policyOf(sandbox.NetworkAllowlist, "allow git.example")
+	})
+	// the server asks for Basic authentication and has an empty repository
+	want := "Basic " + base64.StdEncoding.EncodeToString([]byte("x:"+value))
+	for _, x := range []struct{ tool, script string }{
+		{"git", `git clone -q "https://x:$TOOLS@git.example/c19-git" /tmp/clone 2>&1 && test -d /tmp/clone/.git`},
+		{"curl", `curl -sS --fail -u "x:$TOOLS" https://git.example/c19-curl`},
+		{"python", `python3 -c 'import os,urllib.request,base64
+r=urllib.request.Request("https://git.example/c19-python",headers={"Authorization":"Basic "+base64.b64encode(("x:"+os.environ["TOOLS"]).encode()).decode()})
+print(urllib.request.urlopen(r).read())'`},
+	} {
+		r := b.must("sh", "-c", x.script)
+		if r.exit.Code != 0 {
+			t.Errorf("%s: %v %s", x.tool, r.exit, r.out)
+		}
+		hidden(t, "the output of "+x.tool, []byte(r.out), value)
+		authorised := w.site.hits(func(h hit) bool {
+			return strings.HasPrefix(h.path, "/c19-"+x.tool) && h.header.Get("Authorization") == want
+		})
+		if len(authorised) == 0 {
+			t.Errorf("%s: the server got %v: %s", x.tool, w.site.got("/c19-"+x.tool), r.out)
+		}
 	}
 }
 

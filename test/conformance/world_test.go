@@ -68,6 +68,7 @@ var fixed = []string{
 	"v6.example. 60 IN AAAA fd00:ec2::254", "v6.example. 60 IN AAAA 2a00:1::1", "mapped.example. 60 IN AAAA ::ffff:10.0.0.2",
 	"ech.example. 60 IN A 1.2.3.4", `ech.example. 60 IN HTTPS 1 . alpn="h2" ech="AEX+DQBBAAAgACB0ZXN0dGVzdHRlc3R0ZXN0dGVzdHRlc3R0ZXN0AAQAAQABABJjbG91ZGZsYXJlLWVjaC5jb20AAA==" ipv4hint=10.0.0.2`,
 	"secret.example. 60 IN A 1.2.3.10", "stolen.example. 60 IN A 1.2.3.11",
+	"git.example. 60 IN A 1.2.3.12",
 	"registry.example. 60 IN A 1.2.3.7", "moved.example. 60 IN A 1.2.3.14",
 }
 
@@ -382,6 +383,15 @@ func (s *site) page(where string, w *world, rw http.ResponseWriter, r *http.Requ
 			"moved": "https://moved.example", "rebind": "https://registry-flip.example", "host": "http://5.5.5.2:8080", "loopback": "http://127.0.0.1:80",
 		}[strings.Split(strings.TrimPrefix(r.URL.Path, "/v2/to-"), "/")[0]]
 		http.Redirect(rw, r, to+"/leak"+r.URL.Path, http.StatusTemporaryRedirect)
+	case strings.HasPrefix(r.URL.Path, "/c19-git") && r.Header.Get("Authorization") == "":
+		rw.Header().Set("WWW-Authenticate", `Basic realm="git"`)
+		http.Error(rw, "who are you?", http.StatusUnauthorized)
+	case r.URL.Path == "/c19-git/info/refs":
+		// a repository without commits (gitprotocol-http(5))
+		rw.Header().Set("Content-Type", "application/x-git-upload-pack-advertisement")
+		fmt.Fprint(rw, "001e# service=git-upload-pack\n0000")
+		caps := strings.Repeat("0", 40) + " capabilities^{}\x00 agent=test\n"
+		fmt.Fprintf(rw, "%04x%s0000", len(caps)+4, caps)
 	case r.URL.Path == "/v2/":
 	case strings.HasPrefix(r.URL.Path, "/leak"):
 		http.NotFound(rw, r)
@@ -568,6 +578,7 @@ pool: {size: 0}
 defaults: {network: public, cpu_request: 10m, cpu_limit: 2, memory_request: 16MiB, memory_limit: 256MiB, disk: 512MiB, pids: 512}
 spool: {per_exec: 1MiB, per_sandbox: 64MiB}
 network: {resolvers: [10.0.0.53], pool: 4}
+tunnel: {listen: "5.5.5.2:7879", domain: tunnels.example, tcp_listen: 0.0.0.0, ports: 20000-20099}
 `
 
 // start starts a daemon on the world's node.

@@ -33,6 +33,7 @@ func init() {
 	verbs["hold"] = hold
 	verbs["relay"] = relay
 	verbs["serve"] = serve
+	verbs["headers"] = headers
 	verbs["abstract"] = abstract
 	verbs["flood"] = flood
 }
@@ -419,6 +420,20 @@ func serve(args []string) {
 	}
 	fmt.Println("serving")
 	select {}
+}
+
+// headers serves HTTP on a port and prints all that it is asked.
+func headers(args []string) {
+	ln, err := net.Listen("tcp", ":"+args[0])
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("serving")
+	_ = http.Serve(ln, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Println("REQUEST", r.Host, r.URL.RequestURI(), r.Header, "END")
+		fmt.Fprintln(w, "inside")
+	}))
 }
 
 // abstract connects to abstract sockets by name, and lists those that it sees.
