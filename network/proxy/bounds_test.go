@@ -161,3 +161,29 @@ func TestManyHTTP2(t *testing.T) {
 		t.Errorf("speaks %s after the others are gone", got)
 	}
 }
+
+// Large buffers are few, and whoever has none gets on with a small one.
+func TestLargeBuffersAreFew(t *testing.T) {
+	var held [][]byte
+	large := 0
+	for range 2 * cap(largeBuffers) {
+		b := bufferPool{}.Get()
+		if held = append(held, b); len(b) == largeSize {
+			large++
+		} else if len(b) != bufferSize {
+			t.Fatalf("a buffer of %d bytes", len(b))
+		}
+	}
+	for _, b := range held {
+		bufferPool{}.Put(b)
+	}
+	// other tests may hold some
+	if large == 0 || large > cap(largeBuffers) {
+		t.Errorf("%d large ones", large)
+	}
+	if b := (bufferPool{}).Get(); len(b) != largeSize {
+		t.Errorf("after all were given back: %d bytes", len(b))
+	} else {
+		bufferPool{}.Put(b)
+	}
+}

@@ -231,6 +231,13 @@ func (s *serverConn) Close() error {
 
 func (s *serverConn) CloseWrite() error { return closeWrite(s.Conn) }
 
+// ReadFrom is how net/http sends the body of a request.
+func (s *serverConn) ReadFrom(r io.Reader) (int64, error) {
+	b := bufferPool{}.Get()
+	defer bufferPool{}.Put(b)
+	return io.CopyBuffer(struct{ io.Writer }{s.Conn}, struct{ io.Reader }{r}, b)
+}
+
 func (c *conn) dialHTTP() (net.Conn, error) {
 	nc, err := c.dial()
 	if err != nil {
