@@ -156,7 +156,7 @@ func (e *Engine) Flows(ctx context.Context, tenant, ref string, after int64, fol
 		var more chan struct{}
 		if b != nil {
 			more = b.flows.wait(e, b) // before reading, so that nothing is missed
-			e.opts.Network.PollFlows(b.record().Slot)
+			e.opts.Network.PollFlows(ctx)
 		}
 		if err := e.store.Flush(); err != nil {
 			return err

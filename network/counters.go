@@ -31,19 +31,25 @@ func (n *Network) watch() {
 	defer poll.Stop()
 	defer save.Stop()
 	var soon <-chan time.Time
+	var asked []chan struct{}
+	last := time.Time{}
 	for {
 		select {
 		case <-n.ctx.Done():
 			n.poll()
 			n.savePins()
 			return
-		case <-n.wakeFlows:
-			if soon == nil {
-				soon = time.After(pollSoonest)
+		case done := <-n.wakeFlows:
+			if asked = append(asked, done); soon == nil {
+				soon = time.After(pollSoonest - time.Since(last))
 			}
 		case <-soon:
-			soon = nil
 			n.poll()
+			soon, last = nil, time.Now()
+			for _, d := range asked {
+				close(d)
+			}
+			asked = nil
 		case done := <-n.last:
 			waiting := []chan struct{}{done}
 			for more := true; more; {

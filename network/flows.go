@@ -1,6 +1,7 @@
 package network
 
 import (
+	"context"
 	"sync"
 	"time"
 
@@ -166,10 +167,22 @@ func joinRule(rule, reason string) string {
 	return rule + ": " + reason
 }
 
-// PollFlows makes the counters of a slot be read soon.
-func (n *Network) PollFlows(slotID string) {
+// PollFlows has the counters read, and returns when what was seen until now has
+// been told: soon, or when ctx ends.
+func (n *Network) PollFlows(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, lastWait)
+	defer cancel()
+	done := make(chan struct{})
 	select {
-	case n.wakeFlows <- slotID:
-	default:
+	case n.wakeFlows <- done:
+	case <-n.watched:
+		return
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-done:
+	case <-n.watched:
+	case <-ctx.Done():
 	}
 }

@@ -51,7 +51,7 @@ func (f *flowSink) wait(t testing.TB, n *Network, slot string, ok func(FlowDelta
 			}
 			t.Fatalf("not in the log:\n%s", strings.Join(got, "\n"))
 		}
-		n.PollFlows(slot)
+		n.PollFlows(t.Context())
 		time.Sleep(50 * time.Millisecond)
 	}
 }

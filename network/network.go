@@ -62,7 +62,7 @@ type Network struct {
 	altered   atomic.Bool   // the router's, when they were last read back
 	tended    chan struct{}
 	watched   chan struct{}
-	wakeFlows chan string        // slots whose counters somebody wants now
+	wakeFlows chan chan struct{} // those who want the counters now; closed when they were read
 	last      chan chan struct{} // closed when all counters were read and told
 
 	ops sync.WaitGroup // calls under way; Close and Destroy wait for them
@@ -110,7 +110,7 @@ func Open(ctx context.Context, o Options) (*Network, error) {
 	}
 	n := &Network{opts: o, none: none, dir: filepath.Join(o.Dir, "net"), log: o.Logger,
 		slots: map[string]*slot{}, byAddr: map[netip.Addr]*slot{}, progs: map[string]*program{}, flows: newFlowLog(), used: map[uint32]bool{}, wake: make(chan struct{}, 1), alarm: make(chan struct{}, 1),
-		tended: make(chan struct{}), watched: make(chan struct{}), wakeFlows: make(chan string, 64), last: make(chan chan struct{})}
+		tended: make(chan struct{}), watched: make(chan struct{}), wakeFlows: make(chan chan struct{}), last: make(chan chan struct{})}
 	if err := n.open(ctx); err != nil {
 		if n.fresh {
 			// Nothing of it was there before and nobody uses it.

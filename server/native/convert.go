@@ -185,6 +185,7 @@ func specTo(s sandbox.Spec) *v1.SandboxSpec {
 		Network: policyTo(s.Network),
 		Timeout: span(s.Timeout), IdleTimeout: span(s.IdleTimeout),
 		Pull: s.Pull, Remove: s.Remove, Hostname: s.Hostname,
+		Secrets: s.Secrets, // their names
 	}
 	if len(s.Capabilities.Add)+len(s.Capabilities.Drop) > 0 {
 		m.Capabilities = &v1.Capabilities{Add: s.Capabilities.Add, Drop: s.Capabilities.Drop}

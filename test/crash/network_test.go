@@ -56,6 +56,28 @@ func TestCreateWithSecrets(t *testing.T) {
 					t.Errorf("set %s: %d header rules", mode, n)
 				}
 			}
+			// the log has what happened until now
+			tries := func() (n int64) {
+				if err := d.Client.Flows(t.Context(), &v1.WatchFlowsRequest{SandboxId: "box"}, func(r *v1.FlowRecord) error {
+					if r.Address == "169.254.169.254" && !r.Allowed {
+						n += r.Flows
+					}
+					return nil
+				}); err != nil {
+					t.Error(err)
+				}
+				return n
+			}
+			before := tries()
+			if _, err := d.Client.ProveNetwork(t.Context(), "box"); err != nil {
+				t.Fatal(err)
+			}
+			if after := tries(); before == 0 || after <= before {
+				t.Errorf("flows to the metadata address: %d, and %d after one more", before, after)
+			}
+			if got, err := d.Client.Get(t.Context(), "box"); err != nil || len(got.Spec.Secrets) != 1 {
+				t.Errorf("its secrets: %v, %v", got.GetSpec().GetSecrets(), err)
+			}
 			removeAll(t, d)
 		})
 	}
