@@ -122,7 +122,12 @@ func (a *app) networkExplainCmd() *cobra.Command {
 		Use:   "explain [FLAGS] [SANDBOX] HOST[:PORT]",
 		Short: "Say whether a host may be reached, and which rule says so",
 		Long:  "Say whether a host may be reached, and which rule says so: by a sandbox, or under a policy given with flags. The port is 443 unless said. Exits with 1 when it is denied.",
-		Args:  cobra.RangeArgs(1, 2),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) < 1 || len(args) > 2 {
+				return usage("%s takes [SANDBOX] and HOST[:PORT]", cmd.CommandPath())
+			}
+			return nil
+		},
 	}
 	flags := addPolicyFlags(cmd.Flags())
 	cmd.Flags().StringVar(&proto, "protocol", "tcp", "tcp, udp or icmp")

@@ -191,24 +191,37 @@ func (e *Engine) ExplainNetwork(ctx context.Context, tenant, ref string, q Netwo
 	if err != nil {
 		x.Rule += "; the name does not resolve now: " + err.Error()
 	}
-	reachable := len(addrs) == 0
+	v = explainAddrs(&x, p, f, v, addrs, hosts)
+	if x.Allowed {
+		x.Via = via(v)
+	}
+	return x, nil
+}
+
+// explainAddrs adds what a policy says of the addresses of a name, of which v is
+// what it says without one. It returns the verdict that counts.
+func explainAddrs(x *sandbox.Explanation, p *policy.Policy, f policy.Flow, v policy.Verdict, addrs, hosts []netip.Addr) policy.Verdict {
+	reachable, refused, special := len(addrs) == 0, "", policy.SpecialPurpose()
 	for _, a := range addrs {
-		g := f
-		g.Addr = a
-		va := p.Decide(g, hosts...)
-		x.Addresses = append(x.Addresses, sandbox.ExplainedAddr{Addr: a, Allowed: va.Allowed, Rule: va.Rule})
+		f.Addr = a
+		va := p.Decide(f, hosts...)
+		if !va.Allowed {
+			refused = va.Rule
+		}
+		// What a name has of private addresses is not told inside either (DNS
+		// rebinding), and is not every tenant's to know.
+		if va.Allowed || !slices.ContainsFunc(special, func(s netip.Prefix) bool { return s.Contains(a) }) {
+			x.Addresses = append(x.Addresses, sandbox.ExplainedAddr{Addr: a, Allowed: va.Allowed, Rule: va.Rule})
+		}
 		reachable = reachable || va.Allowed
 		if va.Allowed && !x.Allowed { // an address rule lets it through
 			x.Allowed, x.Rule, v = true, va.Rule, va
 		}
 	}
 	if x.Allowed && !reachable {
-		x.Allowed, x.Rule = false, x.Addresses[0].Rule
+		x.Allowed, x.Rule = false, refused
 	}
-	if x.Allowed {
-		x.Via = via(v)
-	}
-	return x, nil
+	return v
 }
 
 // What bounds one try of the canary.

@@ -5,10 +5,12 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"net/netip"
 	"slices"
 	"testing"
 
 	"vivarium/network"
+	"vivarium/network/policy"
 	"vivarium/sandbox"
 )
 
@@ -66,6 +68,39 @@ func TestCanaryNames(t *testing.T) {
 		}
 		if name, ports := allowedName(p); name != c.allowed || !slices.Equal(ports, c.ports) {
 			t.Errorf("%v: allowed %q %v, want %q %v", c.rules, name, ports, c.allowed, c.ports)
+		}
+	}
+}
+
+// Explain does not tell what private addresses the host's resolver knows.
+func TestExplainAddrs(t *testing.T) {
+	t.Parallel()
+	p, err := (&network.Network{}).Compile(sandbox.NetworkPolicy{Mode: sandbox.NetworkPublic})
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, private, own := netip.MustParseAddr("1.2.3.4"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("5.5.5.2")
+	for _, c := range []struct {
+		addrs   []netip.Addr
+		allowed bool
+		rule    string
+		told    []netip.Addr
+	}{
+		{nil, true, "policy: mode public", nil},
+		{[]netip.Addr{public, private}, true, "policy: mode public", []netip.Addr{public}},
+		{[]netip.Addr{private}, false, "special-purpose range 10.0.0.0/8, not granted", nil},
+		{[]netip.Addr{own}, false, "address of the host, not granted", []netip.Addr{own}},
+	} {
+		f := policy.Flow{Name: "a.com", Port: 443, Protocol: sandbox.ProtocolTCP}
+		v := p.Decide(f)
+		x := sandbox.Explanation{Allowed: v.Allowed, Rule: v.Rule}
+		explainAddrs(&x, p, f, v, c.addrs, []netip.Addr{own})
+		var told []netip.Addr
+		for _, a := range x.Addresses {
+			told = append(told, a.Addr)
+		}
+		if x.Allowed != c.allowed || x.Rule != c.rule || !slices.Equal(told, c.told) {
+			t.Errorf("%v: %+v", c.addrs, x)
 		}
 	}
 }

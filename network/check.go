@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/miekg/dns"
 	"github.com/vishvananda/netlink"
@@ -60,7 +61,7 @@ func Check(ctx context.Context, o Options) []Finding {
 	if !add("network namespaces", tryNamespace(), "", none, "run as root, with CAP_NET_ADMIN and CAP_SYS_ADMIN, on a kernel with CONFIG_NET_NS and CONFIG_VETH (modprobe veth)") {
 		return out
 	}
-	add("nftables", inScratch(tryNftables), "", none, "modprobe nf_tables nft_ct nft_masq nft_fib_inet nft_limit nft_connlimit nft_reject_inet, on a kernel of version 5.10 or later")
+	add("nftables", inScratch(tryNftables), "", none, "modprobe nf_tables nft_ct nft_nat nft_masq nft_fib_inet nft_limit nft_connlimit nft_reject_inet, on a kernel of version 5.10 or later")
 	add("routing rules", inScratch(tryRules), "", none, "use a kernel with CONFIG_IP_MULTIPLE_TABLES")
 
 	n := &Network{opts: o, dir: filepath.Join(o.Dir, "net")}
@@ -177,6 +178,12 @@ func tryNftables() error {
 		rule(perIface(conns, &expr.Connlimit{Count: 1, Flags: expr.NFT_CONNLIMIT_F_INV}), drop()),
 		rule(perIface(rate, &expr.Limit{Type: expr.LimitTypePkts, Rate: 1, Unit: expr.LimitTimeSecond, Burst: 1, Over: true}), drop()),
 		exprs{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Lookup{SourceRegister: 1, DestRegister: 0, IsDestRegSet: true, SetName: vm.Name, SetID: vm.ID}})
+	flowLogRules(t)
+	t.base("proxy", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, *nftables.ChainPriorityNATDest, nftables.ChainPolicyAccept, rule(ctStatus(ipsDstNAT), exprs{
+		&expr.Immediate{Register: 1, Data: []byte{127, 0, 0, 1}},
+		&expr.Immediate{Register: 2, Data: binaryutil.BigEndian.PutUint16(proxyPort)},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2},
+	}))
 	t.base("nat", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource, nftables.ChainPolicyAccept, exprs{&expr.Masq{}})
 	if t.err != nil {
 		return t.err
