@@ -257,7 +257,7 @@ func c18Taken(t *testing.T, w *world, l *lab) {
 	}
 }
 
-// C18: somebody adds a rule that lets everything pass, to each chain in turn. A
+// C18: somebody adds a rule that lets everything pass, to chains in turn. A
 // proof that reads only what was meant would not see it.
 func c18Altered(t *testing.T, w *world, l *lab) {
 	b := l.under(t, policyOf(sandbox.NetworkAllowlist, "allow allowed.example"))
@@ -271,8 +271,7 @@ func c18Altered(t *testing.T, w *world, l *lab) {
 		}
 		c.InsertRule(&nftables.Rule{Table: chain.Table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
 		if err := c.Flush(); err != nil {
-			t.Logf("alter %s: %v", chain.Name, err)
-			continue
+			continue // it was of a policy that is no more
 		}
 		altered++
 		if pr, err := l.Client.ProveNetwork(within(t), b.id); err != nil || pr.Result != "failed" {
@@ -284,8 +283,8 @@ func c18Altered(t *testing.T, w *world, l *lab) {
 			return err == nil && pr.Result == "enforced"
 		})
 	}
-	if altered == 0 {
-		t.Errorf("no chain to alter among %d", len(chains))
+	if altered < 3 { // the forward hook's, that of public, and that of this policy
+		t.Errorf("only %d chains were altered, of %d", altered, len(chains))
 	}
 }
 
