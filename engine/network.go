@@ -142,6 +142,10 @@ func (e *Engine) ExplainNetwork(ctx context.Context, tenant, ref string, q Netwo
 			return x, err
 		}
 		np = &sb.Spec.Network
+	} else if np.Mode == "" { // as a create would
+		p := *np
+		p.Mode = e.opts.Defaults.Network.Mode
+		np = &p
 	}
 	p, err := e.opts.Network.Compile(*np)
 	if err != nil {

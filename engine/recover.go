@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -145,6 +146,7 @@ func (b *box) adopt(ctx context.Context, restarted bool) (*ending, error) {
 // The guest is called only where there is something to ask it, so that a
 // thousand idle sandboxes cost nothing.
 func (b *box) resume(ctx context.Context) {
+	b.reread(ctx)
 	b.rebind(ctx)
 	go b.watchMachine(b.machine)
 	b.watchDeadline()
@@ -178,6 +180,32 @@ func (b *box) resume(ctx context.Context) {
 	if now {
 		b.e.wg.Go(b.reattach)
 	}
+}
+
+// reread notes the policy that is in force, where the operator's part of it has
+// changed since an earlier daemon wrote it down.
+func (b *box) reread(ctx context.Context) {
+	sb := b.record()
+	if sb.NetworkHash == "" {
+		return
+	}
+	if p, err := b.e.opts.Network.Compile(sb.Spec.Network); err == nil && p.Hash == sb.NetworkHash {
+		return // the network had no reason to open it as another
+	}
+	a, err := b.e.opts.Network.ReadBack(ctx, sb.Slot)
+	if err != nil {
+		b.e.log.Error("read policy back", "sandbox", b.id, "err", err)
+		return
+	}
+	if a.Hash == sb.NetworkHash {
+		return
+	}
+	b.mu.Lock()
+	b.rec.Spec.Network, b.rec.NetworkHash, b.rec.Proof = a.Policy, a.Hash, nil
+	b.notify()
+	b.mu.Unlock()
+	b.persist()
+	b.e.events.emit(b.tenant, b.id, eventNetwork, string(a.Policy.Mode), map[string]string{"hash": a.Hash, "rules": fmt.Sprint(len(a.Policy.Rules)), "by": "configuration"})
 }
 
 // resumed is the end of a box that an earlier daemon had begun.

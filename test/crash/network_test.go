@@ -3,6 +3,8 @@ package crash
 import (
 	"bytes"
 	"context"
+	"os"
+	"strings"
 	"testing"
 
 	v1 "vivarium/api/vivarium/v1"
@@ -47,8 +49,10 @@ func TestCreateWithSecrets(t *testing.T) {
 				t.Errorf("inside: %s, %v, %v", out.String(), x, err)
 			}
 			// whatever a sandbox was made with, it can be cut off, and let out again
+			var a *v1.AppliedPolicy
 			for _, mode := range []string{"none", "allowlist"} {
-				a, proof, err := d.Client.SetNetwork(t.Context(), "box", &v1.NetworkPolicy{Mode: mode}, true)
+				var proof *v1.Proof
+				a, proof, err = d.Client.SetNetwork(t.Context(), "box", &v1.NetworkPolicy{Mode: mode}, true)
 				if err != nil || proof.GetResult() != sandbox.ProofEnforced || a.Policy.Mode != mode {
 					t.Fatalf("set %s: %v, %v, %v", mode, a, proof, err)
 				}
@@ -77,6 +81,24 @@ func TestCreateWithSecrets(t *testing.T) {
 			}
 			if got, err := d.Client.Get(t.Context(), "box"); err != nil || len(got.Spec.Secrets) != 1 {
 				t.Errorf("its secrets: %v, %v", got.GetSpec().GetSecrets(), err)
+			}
+			// the operator changes his part: what is recorded is what is in force
+			was := a
+			d.Stop()
+			if err := os.WriteFile(d.Config, []byte(strings.Replace(node, "pool: 2", "pool: 2, floor: {mode: public, rules: [deny "+step+".example]}", 1)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d.Run()
+			now, err := d.Client.Network(t.Context(), "box")
+			if err != nil || now.Hash == was.Hash {
+				t.Errorf("under another floor: %v, %v", now, err)
+			}
+			got, err := d.Client.Get(t.Context(), "box")
+			if err != nil || got.NetworkHash != now.GetHash() || got.Proof != nil {
+				t.Errorf("recorded %s with proof %v, in force %s, %v", got.GetNetworkHash(), got.GetProof(), now.GetHash(), err)
+			}
+			if p, err := d.Client.ProveNetwork(t.Context(), "box"); err != nil || p.Result != sandbox.ProofEnforced {
+				t.Errorf("proof: %v, %v", p, err)
 			}
 			removeAll(t, d)
 		})
