@@ -91,6 +91,7 @@ func start() error {
 			return step{"start umounter", err}
 		},
 		func() step { return step{"bound core files", noCore()} },
+		func() step { return step{"heed signals", heedSignals()} },
 		func() step { return step{"give up privileges", giveUp()} },
 		func() step { return step{"start sentry", execSentry(args.files[0], args.with(flags))} },
 	)

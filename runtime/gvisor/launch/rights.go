@@ -69,6 +69,33 @@ func noCore() error {
 	return unix.Setrlimit(unix.RLIMIT_CORE, &l)
 }
 
+// heedSignals takes back that a signal is ignored: whoever started the daemon may
+// have said so (nohup(1), the C library's posix_spawn), and it would be inherited.
+func heedSignals() error {
+	type action struct { // of the kernel, see rt_sigaction(2)
+		handler, flags, restorer uintptr
+		mask                     uint64
+	}
+	const ignore, size, last = 1, 8, 64
+	for sig := uintptr(1); sig <= last; sig++ {
+		if sig == uintptr(unix.SIGKILL) || sig == uintptr(unix.SIGSTOP) {
+			continue
+		}
+		var a action
+		if _, _, e := unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, 0, uintptr(unsafe.Pointer(&a)), size, 0, 0); e != 0 {
+			return e
+		}
+		if a.handler != ignore {
+			continue
+		}
+		a = action{}
+		if _, _, e := unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&a)), 0, size, 0, 0); e != 0 {
+			return e
+		}
+	}
+	return nil
+}
+
 // giveUp leaves this thread, and so the program that it executes, no capability
 // and none to gain.
 func giveUp() error {
