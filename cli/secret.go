@@ -142,7 +142,7 @@ func (a *app) secretListCmd() *cobra.Command {
 func (a *app) secretRmCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "rm NAME...",
-		Short: "Forget secrets; requests that need them fail from then on",
+		Short: "Forget secrets; their placeholders then go out as they are, and header rules with them fail",
 		Args:  atLeast("NAME"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.client()
