@@ -40,6 +40,12 @@ func (l *lab) breakLayers(n *Network, router, routes, hostT bool) {
 	n.Close()
 	if !router {
 		delTable(l.t, rp.nsThread, routerTable)
+		// Without it no packet of a slot has a route at all (TestC18NoTables); here
+		// the routes are to show what they hold back by themselves. Answers, too, are
+		// without the mark that goes with the table.
+		r := netlink.NewRule()
+		r.Family, r.Priority, r.Table = netlink.FAMILY_V4, 31, slotRoutes
+		must(l.t, rp.h.RuleAdd(r))
 	}
 	if !hostT {
 		delTable(l.t, l.host.nsThread, name)

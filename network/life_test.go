@@ -416,6 +416,30 @@ func TestC18FailClosed(t *testing.T) {
 	n.mu.Unlock()
 }
 
+// TestC18NoTables takes all of the router's rules away: what was open leads nowhere
+// from that moment on, until they are back.
+func TestC18NoTables(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	n := l.open()
+	_, pub := l.acquire(n, sandbox.NetworkPublic)
+	outside := l.internet.tap(t, "eth0")
+	pub.sendUDP("8.8.8.8:9") // it is open
+	if got := outside.until(t, func(ip []byte) bool { return toAddr("8.8.8.8")(ip) && ip[23] == 9 }); len(got) != 0 {
+		t.Errorf("reached the outside: %v", got)
+	}
+	stopWorkers(n)
+	delTable(t, n.router, routerTable)
+	delTable(t, n.router, gateTable)
+	outside = l.internet.tap(t, "eth0")
+	pub.sendUDP("8.8.8.8:7")
+	must(t, n.refresh())
+	pub.sendUDP("8.8.8.8:9")
+	if got := outside.until(t, func(ip []byte) bool { return toAddr("8.8.8.8")(ip) && ip[23] == 9 }); len(got) != 0 {
+		t.Errorf("reached the outside without rules: %v", got)
+	}
+}
+
 // TestC18Repairs: a failure for want of rules has them put back without waiting
 // for the next look.
 func TestC18Repairs(t *testing.T) {
@@ -452,6 +476,7 @@ func TestReadBack(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	n := l.open()
+	stopWorkers(n) // what is found altered would be repaired under us
 	ctx := context.Background()
 	s, _ := l.acquire(n, sandbox.NetworkPublic)
 	check := func(want sandbox.AppliedPolicy, wantErr bool, what string) {

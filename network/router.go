@@ -76,7 +76,7 @@ func routerSysctls() error {
 			return err
 		}
 	}
-	for _, kv := range [][2]string{{"accept_redirects", "0"}, {"send_redirects", "0"}, {"accept_source_route", "0"}, {"rp_filter", "1"}, {"arp_ignore", "1"}} {
+	for _, kv := range [][2]string{{"accept_redirects", "0"}, {"send_redirects", "0"}, {"accept_source_route", "0"}, {"rp_filter", "1"}, {"arp_ignore", "1"}, {"src_valid_mark", "1"}} {
 		if err := setSysctl("ipv4/conf/all/"+kv[0], kv[1]); err != nil {
 			return err
 		}
@@ -179,16 +179,17 @@ func (n *Network) configureRouter() error {
 }
 
 // ensureRules sends packets by where they come from: the router's own and those
-// from outside to the main table, all others to the slots' table, and nothing
-// past it. What the proxy dials for a slot takes the slots' table as well.
+// from outside to the main table, those that our rules know as a slot's to the
+// slots' table, and nothing past it. What the proxy dials for a slot takes the
+// slots' table as well.
 func (n *Network) ensureRules() error {
 	have, err := dump(func() ([]netlink.Rule, error) { return n.router.h.RuleList(netlink.FAMILY_V4) })
 	if err != nil {
 		return fmt.Errorf("list routing rules: %w", err)
 	}
-	prios := map[int]bool{}
+	prios := map[int]netlink.Rule{}
 	for _, r := range have {
-		prios[r.Priority] = true
+		prios[r.Priority] = r
 	}
 	for _, w := range []struct {
 		prio  int
@@ -198,14 +199,20 @@ func (n *Network) ensureRules() error {
 		mark  uint32
 	}{
 		{40, "", 0, unix.RTN_BLACKHOLE, 0},
-		{30, "", slotRoutes, unix.RTN_UNICAST, 0},
+		{30, "", slotRoutes, unix.RTN_UNICAST, slotMark},
 		{20, routerUplink, unix.RT_TABLE_MAIN, unix.RTN_UNICAST, 0},
 		{10, "lo", unix.RT_TABLE_MAIN, unix.RTN_UNICAST, 0},
 		{6, "lo", 0, unix.RTN_BLACKHOLE, dialMark},
 		{5, "lo", slotRoutes, unix.RTN_UNICAST, dialMark},
 	} {
-		if prios[w.prio] {
-			continue
+		if old, ok := prios[w.prio]; ok {
+			if old.Mark == w.mark {
+				continue
+			}
+			// an earlier version's
+			if err := n.router.h.RuleDel(&old); err != nil {
+				return fmt.Errorf("remove routing rule %d: %w", w.prio, err)
+			}
 		}
 		r := netlink.NewRule()
 		r.Family, r.Priority, r.IifName, r.Type = netlink.FAMILY_V4, w.prio, w.iif, w.typ

@@ -21,6 +21,9 @@ const (
 	// passMark is on packets that the router's table let through. The gate lets
 	// those of slots with rules through only with it.
 	passMark = 0x76697632
+	// slotMark is on packets of slots from the first hook on. The slots' routing table
+	// is for them alone: without the router's table there is no way out.
+	slotMark = 0x76697633
 	// proxyPort is where the proxy listens. Nobody reaches it but by redirection.
 	proxyPort = 1
 	// ipsDstNAT says that a connection was redirected (IPS_DST_NAT).
@@ -339,11 +342,12 @@ func (n *Network) routerRules(t *table) {
 	})
 	prerouting := []exprs{
 		rule(notIPv4(), drop()),
-		rule(iif(expr.CmpOpEq, routerUplink), accept()),
+		// marked as well: where an answer comes from is looked up as if a slot sent there
+		rule(iif(expr.CmpOpEq, routerUplink), setMark(slotMark), accept()),
 		rule(ifaceAndSource(), exprs{in(slotSet, true)}, drop()),
 		// DNS needs no connection tracking, and a flood of it would fill it.
 		rule(daddrIs(dns), exprs{&expr.Notrack{}}, accept()),
-		accept(),
+		rule(setMark(slotMark), accept()),
 	}
 	t.hook("prerouting", nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw, nftables.ChainPolicyDrop, prerouting...)
 	// What follows only spares a sandbox the wait for an answer that will
