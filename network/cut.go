@@ -19,12 +19,6 @@ import (
 // cut ends what a slot's policy does not allow. The caller made it busy.
 func (n *Network) cut(s *slot) error {
 	n.proxy.Reevaluate(s.ID)
-	n.mu.Lock()
-	opened := s.opened
-	n.mu.Unlock()
-	if !opened {
-		return nil
-	}
 	return n.forgetRefused(map[netip.Addr]*slot{s.addr: s})
 }
 

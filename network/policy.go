@@ -49,8 +49,11 @@ func (n *Network) SetPolicy(ctx context.Context, slotID string, np sandbox.Netwo
 		return sandbox.AppliedPolicy{}, err
 	}
 	defer n.letGo(s)
+	n.mu.Lock()
+	opened := s.opened
+	n.mu.Unlock()
 	err = n.setPolicy(s, p)
-	if err == nil {
+	if err == nil && opened { // otherwise there is nothing to cut, and looking for it is slow
 		err = n.cut(s)
 	}
 	if err != nil {
