@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	}
 	os.Unsetenv(insideVar)
 	for _, p := range []string{"/etc", "/usr/local"} {
-		opts := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", p, dir+"/upper"+p, dir+"/work"+p)
+		opts := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", p, dir+"/upper"+p, dir+"/scratch"+p)
 		if err := unix.Mount("overlay", p, "overlay", 0, opts); err != nil {
 			fmt.Fprintf(os.Stderr, "mount %s: %v\n", p, err)
 			os.Exit(125)
@@ -153,7 +153,7 @@ func sandboxed(t *testing.T, b *Binding, change map[string][]byte) (dir string, 
 			t.Fatal(err)
 		}
 	}
-	for _, d := range []string{"/upper/etc", "/upper/usr/local", "/work/etc", "/work/usr/local"} {
+	for _, d := range []string{"/upper/etc", "/upper/usr/local", "/scratch/etc", "/scratch/usr/local"} {
 		if err := os.MkdirAll(dir+d, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -292,7 +292,7 @@ func TestTools(t *testing.T) {
 				if err := os.CopyFS(d+"/upper", os.DirFS(dir+"/upper")); err != nil {
 					t.Fatal(err)
 				}
-				for _, w := range []string{"/work/etc", "/work/usr/local", "/upper/usr/local"} {
+				for _, w := range []string{"/scratch/etc", "/scratch/usr/local", "/upper/usr/local"} {
 					if err := os.MkdirAll(d+w, 0o755); err != nil {
 						t.Fatal(err)
 					}
