@@ -21,7 +21,8 @@ const (
 	netFew, netMany = 10, 1000 // names that are allowed
 	netAlive        = 200      // sandboxes while policies change
 	netSlots        = 20       // created one after the other for the stage network
-	netConnects     = 40       // of each kind and round
+	netTurns        = 4        // of every policy in a round
+	netConnects     = 10       // of each kind and turn
 	netWarm         = 3
 )
 
@@ -97,8 +98,10 @@ func (r *run) net(ctx context.Context) error {
 		if err := b.bytes(ctx); err != nil {
 			return r.why(ctx, b.id, err)
 		}
-		if err := b.connections(ctx, i); err != nil {
-			return r.why(ctx, b.id, err)
+		for k := range netTurns {
+			if err := b.connections(ctx, i*netTurns+k); err != nil {
+				return r.why(ctx, b.id, err)
+			}
 		}
 	}
 	if err := r.remove(ctx, b.id); err != nil {
@@ -376,9 +379,9 @@ func (b *netRun) set(ctx context.Context, id string, p *v1.NetworkPolicy) error 
 
 // connections opens them under each policy in turn, in the other order every
 // second time.
-func (b *netRun) connections(ctx context.Context, round int) error {
+func (b *netRun) connections(ctx context.Context, turn int) error {
 	order := slices.Clone(b.ordered)
-	if round%2 == 1 {
+	if turn%2 == 1 {
 		slices.Reverse(order)
 	}
 	n := netConnects
@@ -568,6 +571,6 @@ func (b *netRun) report() {
 	res.detail("policy_change_p99", ms(percentile(b.took["policy_change"], 99)), "ms")
 	res.note("value is one TCP stream out of a sandbox by that between two network namespaces of the host, %d MiB each, medians of n", b.amount()>>20)
 	res.note("proxy is the worst of four: HTTP and TLS, up and down, through the proxy that checks names by the same directly")
-	res.note("connect is a client's wait inside: connect, one request, first byte of the answer; %d a round of each kind, by turns", netConnects)
+	res.note("connect is a client's wait inside: connect, one request, first byte of the answer; %d a round of each kind, by turns", netTurns*netConnects)
 	res.note("policy_change is the call, as the client waits for it")
 }

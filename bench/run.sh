@@ -126,6 +126,15 @@ start --config "$dir/net.yaml"
 bench net net ${quick:+-n 2}
 stop
 
+echo "== bench/npm.sh" >&2
+if sh bench/npm.sh ${quick:+-n 1} ${tar:+-t "$tar"} -p "$port" -b "$viv" >"$dir/npm.json"; then
+	mv "$dir/npm.json" "$out/npm.json"
+	cat "$out/npm.json"
+else
+	rm -f "$out/npm.json"
+	failed="$failed npm"
+fi
+
 echo "== recovery" >&2
 if go run ./bench/recovery -viv "$viv" -data-dir "$data" -listen "127.0.0.1:$port" -n $recover -json >"$dir/recovery.json"; then
 	mv "$dir/recovery.json" "$out/recovery.json"
