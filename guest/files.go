@@ -120,9 +120,21 @@ type transfer struct {
 	stop  func() bool
 	rest  []byte // of the current frame
 	limit int64  // bytes that may still come; < 0: any
+	got   int64  // bytes that came
+	told  int64  // of them, those that the guest knows of
+	asked bool   // the guest wants to know
 	done  *wire.Done
 	err   error
 	once  sync.Once
+}
+
+// credit lets the guest go on, if it asked for that.
+func (t *transfer) credit(step int64) {
+	if !t.asked || t.got-t.told < step {
+		return
+	}
+	t.told = t.got
+	_ = t.h.send(wire.TCredit, func(b []byte) []byte { return wire.AppendInt(b, t.got) }) // a failure shows in the next read
 }
 
 func (c *Client) transfer(ctx context.Context, h *hostConn) *transfer {
@@ -183,10 +195,16 @@ func (t *transfer) more() error {
 	case err != nil:
 	case ty == wire.TData && len(p) > 0 && (t.limit < 0 || int64(len(p)) <= t.limit):
 		t.rest = p
+		t.got += int64(len(p))
+		t.credit(wire.CreditStep)
 		if t.limit >= 0 {
 			t.limit -= int64(len(p))
 		}
 		return nil
+	case ty == wire.TCredit && !t.asked:
+		t.asked = true
+		t.credit(0)
+		return t.more()
 	case ty == wire.TDone:
 		var d wire.Done
 		if d, err = wire.DecodeDone(p); err == nil {

@@ -37,6 +37,7 @@ func (c *Client) TarOut(ctx context.Context, user, path, prefix string, follow b
 		return nil, broken("frame of type %d for an archive", t)
 	}
 	r.rest = p
+	r.got = int64(len(p))
 	return r, nil
 }
 

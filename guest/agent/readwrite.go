@@ -2,7 +2,9 @@ package agent
 
 import (
 	"encoding/hex"
+	"errors"
 	"io"
+	"os"
 	"path"
 	"strconv"
 	"sync"
@@ -46,6 +48,7 @@ func (a *Agent) readFile(c *conn, p []byte) error {
 	buf := *chunks.Get().(*[]byte)
 	defer chunks.Put(&buf)
 	var done wire.Done
+	out := outflow{c: c}
 	for r.Len < 0 || done.Bytes < r.Len {
 		b := buf
 		if r.Len >= 0 && r.Len-done.Bytes < int64(len(b)) {
@@ -59,7 +62,7 @@ func (a *Agent) readFile(c *conn, p []byte) error {
 			break // the end, perhaps a nearer one than before (B5)
 		}
 		done.Bytes += int64(n)
-		if err := c.data(b[:n]); err != nil {
+		if err := out.data(b[:n]); err != nil {
 			return err
 		}
 	}
@@ -84,6 +87,65 @@ func (c *conn) data(p []byte) error {
 	var head [wire.HeaderSize]byte
 	wire.PutHeader(head[:], wire.TData, len(p))
 	return c.send(head[:], p)
+}
+
+// outflow sends the bytes of a transfer, not more ahead of what the host has taken
+// than gVisor's TCP takes in at once: where port forwarding has missed that there
+// is something (see nudgeAfter), a nudge must still get through to it.
+// The host gives credit once it was asked for some, which guests of earlier
+// versions never do.
+type outflow struct {
+	c          *conn
+	sent, told int64
+	asked      bool
+}
+
+// creditPatience is how long credit may take before the host is nudged again.
+const creditPatience = 2 * time.Second
+
+func (o *outflow) data(p []byte) error {
+	for o.sent-o.told+int64(len(p)) > wire.Window {
+		if err := o.wait(); err != nil {
+			return err
+		}
+	}
+	o.sent += int64(len(p))
+	return o.c.data(p)
+}
+
+// wait takes credit. A host that is gone closes the connection.
+func (o *outflow) wait() error {
+	if !o.asked {
+		o.asked = true
+		if err := o.c.frame(wire.TCredit, func(b []byte) []byte { return wire.AppendInt(b, 0) }); err != nil {
+			return err
+		}
+	}
+	if err := o.c.f.SetReadDeadline(time.Now().Add(creditPatience)); err != nil {
+		return err
+	}
+	t, p, err := o.c.r.Next()
+	if derr := o.c.f.SetReadDeadline(time.Time{}); err == nil {
+		err = derr
+	}
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		o.c.wmu.Lock()
+		o.c.nudgeLater()
+		o.c.wmu.Unlock()
+		return nil
+	case err != nil:
+		return err
+	case t != wire.TCredit:
+		return wire.ErrFrame
+	}
+	d := wire.NewDec(p)
+	told := d.Int()
+	if d.End() != nil || told < o.told || told > o.sent {
+		return wire.ErrFrame
+	}
+	o.told = told
+	return nil
 }
 
 // refuse reports a failed upload, and takes what the host has sent meanwhile:

@@ -136,6 +136,8 @@ func (a *Agent) handle(c *conn) {
 // first acts on a first frame. True means that the connection is free again.
 func (a *Agent) first(c *conn, t wire.Type, p []byte) bool {
 	switch t {
+	case wire.TCredit: // of a transfer that is over
+		return true
 	case wire.TStart:
 		e, created, err := a.start(p)
 		if err != nil {

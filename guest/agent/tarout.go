@@ -24,6 +24,7 @@ const (
 type packer struct {
 	a     *Agent
 	c     *conn
+	out   outflow
 	who   *account
 	buf   []byte // at most wire.MaxChunk, sent when full
 	done  wire.Done
@@ -45,7 +46,7 @@ func (a *Agent) tarOut(c *conn, p []byte) error {
 		return c.fail(err)
 	}
 	buf := *chunks.Get().(*[]byte)
-	k := &packer{a: a, c: c, who: who, buf: buf[:0], links: map[[2]uint64]string{}}
+	k := &packer{a: a, c: c, out: outflow{c: c}, who: who, buf: buf[:0], links: map[[2]uint64]string{}}
 	defer chunks.Put(&buf)
 	prefix := o.Other
 	if prefix == "" {
@@ -76,7 +77,7 @@ func (k *packer) flush() error {
 	if len(k.buf) == 0 {
 		return nil
 	}
-	if k.c.data(k.buf) != nil {
+	if k.out.data(k.buf) != nil {
 		return errSend
 	}
 	k.done.Bytes += int64(len(k.buf))
