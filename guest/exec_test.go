@@ -117,7 +117,7 @@ func TestExecAttach(t *testing.T) {
 		t.Fatalf("%+v", s.Started)
 	}
 	var got bytes.Buffer
-	for got.Len() < 500_000 {
+	for got.Len() < 1_000_000 { // the guest sends not so much without having seen an acknowledgement
 		f, err := s.Recv()
 		if err != nil {
 			t.Fatal(err)
