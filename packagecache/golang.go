@@ -32,6 +32,12 @@ func (c *Cache) golang(q *request) (*object, error) {
 		if !canonicalVersion(version) {
 			o.ttl = c.cfg.MetadataTTL // a branch, say, which moves
 		}
+		// The record may have come between the check and the keeping.
+		recheck := func(m *meta) {
+			if m.Verified == "" {
+				c.checkLater(q, mod, version)
+			}
+		}
 		switch file[i:] {
 		case ".info":
 			o.check = checkInfo
@@ -40,9 +46,11 @@ func (c *Cache) golang(q *request) (*object, error) {
 			o.check = func(f *os.File, size int64) (string, error) {
 				return checkMod(f, size, c.goSum(q, mod, version+"/go.mod"))
 			}
+			o.kept = recheck
 		case ".zip":
 			o.max = 1 << 62
 			o.check = func(f *os.File, size int64) (string, error) { return checkZip(f, size, c.goSum(q, mod, version)) }
+			o.kept = recheck
 		default:
 			return nil, fail(http.StatusNotFound, "no such file of a module")
 		}
